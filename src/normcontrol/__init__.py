@@ -1,0 +1,27 @@
+"""Weight norm control (Loshchilov, 2023): hold the norm of the weights instead of decaying them."""
+
+from normcontrol.adamwn import AdamWN
+from normcontrol.average import reproject_
+from normcontrol.control import NormControl, Reading
+from normcontrol.policy import param_groups
+from normcontrol.schedule import Schedule, constant, cosine, eta_times, linear, lr_times, piecewise, trace
+from normcontrol.record import NormTrace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdamWN",
+    "NormControl",
+    "NormTrace",
+    "Reading",
+    "Schedule",
+    "constant",
+    "cosine",
+    "eta_times",
+    "linear",
+    "lr_times",
+    "param_groups",
+    "piecewise",
+    "reproject_",
+    "trace",
+]

@@ -1,0 +1,174 @@
+"""Scopes: which weights share a norm, how that norm is measured, and how a factor reaches the weights.
+
+A scope sees a list of tensors as *parts*: whole tensors, or slices of them (rows, columns, experts). ``measure`` gives
+the norm of every part in one flat float64 vector, ``join`` makes the norms that are controlled out of them, and
+``apply_`` multiplies the weights back. It knows nothing of targets, rates or optimizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcontrol.rounding import DROPPED_BITS, multiply_rounding_, seed_of
+
+BLOCK = 2048
+"""Elements that the CPU sums in float32 before going on in float64: its own reduction of a 38M-element float32
+tensor is wrong in the third digit, since it adds small squares to a large sum one after the other."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """``joint``: all parts share one norm. ``axes``: a part is one index of these axes; None: a whole tensor."""
+
+    name: Any
+    joint: bool = False
+    axes: tuple[int, ...] | None = None
+
+    def sizes(self, params: Sequence[Tensor]) -> list[int]:
+        """How many parts each tensor has."""
+        if self.axes is None:
+            return [1] * len(params)
+        return [math.prod(p.shape[a] for a in self.axes) for p in params]
+
+
+SCOPES = {
+    "global": Scope("global", joint=True),
+    "group": Scope("group", joint=True),
+    "tensor": Scope("tensor"),
+    "row": Scope("row", axes=(0,)),
+    "col": Scope("col", axes=(1,)),
+}
+
+
+def parse_scope(given: Any) -> Scope:
+    """A scope by name, or a tuple of axes: one norm for every index of those axes.
+
+    >>> parse_scope("row") == Scope("row", axes=(0,))
+    True
+    >>> parse_scope((0, 1)).sizes([torch.ones(4, 3, 2)])     # stacked experts, one norm per (expert, row)
+    [12]
+    """
+    if isinstance(given, str) and given in SCOPES:
+        return SCOPES[given]
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = (given,)
+    if isinstance(given, (tuple, list)) and given and all(isinstance(a, int) for a in given):
+        return Scope(tuple(given), axes=tuple(given))
+    raise ValueError(
+        f"scope={given!r} is not known: give one of {', '.join(map(repr, SCOPES))}, or a tuple of axes such as (0,) for "
+        "one norm per index of axis 0."
+    )
+
+
+def check_axes(scope: Scope, name: str, param: Tensor) -> None:
+    """Refuse a tensor that does not have the axes the scope asks for, or would have a norm per single element."""
+    axes = scope.axes
+    if axes is None:
+        return
+    wrong = any(not -param.dim() <= a < param.dim() for a in axes)
+    if wrong or len({a % param.dim() for a in axes}) == param.dim():
+        raise ValueError(
+            f"scope={scope.name!r} needs a tensor with axes {axes} and at least one more to take a norm over, but {name} has "
+            f"shape {tuple(param.shape)}. Put it into a group with scope='tensor', or leave it out with controlled=False."
+        )
+
+
+def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
+    """The norm of every part of every tensor, as one flat vector in float64 (float32 where a device has no float64).
+
+    >>> measure([torch.tensor([[3.0, 4.0], [6.0, 8.0]])], parse_scope("row"))
+    tensor([ 5., 10.], dtype=torch.float64)
+    """
+    home = params[0].device
+    exact = torch.float32 if home.type == "mps" else torch.float64
+    if torch.is_grad_enabled():  # differentiable=True: the weights will change in place under the norm's feet
+        params = [p.clone() for p in params]
+    if scope.axes is None:
+        norms = [n.to(home, exact) for n in _tensor_norms(params)]
+        return torch.stack(norms)
+    return torch.cat([_slice_norms(p, scope.axes).to(home, exact).flatten() for p in params])
+
+
+def join(parts: Tensor, scope: Scope) -> Tensor:
+    """The norms under control: one for all the parts of a joint scope, else each part's own."""
+    return torch.linalg.vector_norm(parts) if scope.joint else parts
+
+
+def apply_(params: Sequence[Tensor], scope: Scope, scale: Tensor, step: Tensor) -> None:
+    """Multiply the weights by the factors of their norms, in place. The step seeds the rounding of bf16 and fp16."""
+    scales: Sequence[Tensor]
+    if scope.joint:
+        scales = [scale] * len(params)
+    elif scope.axes is None:
+        scales = scale.unbind()
+    else:
+        pieces = scale.split(scope.sizes(params))
+        scales = [s.reshape(_kept_shape(p, scope.axes)) for s, p in zip(pieces, params, strict=True)]
+
+    plain: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for i, (p, s) in enumerate(zip(params, scales, strict=True)):
+        if p.dtype in DROPPED_BITS:
+            multiply_rounding_(p, s, seed_of(step, i))
+        else:
+            into = plain.setdefault((p.device, p.dtype), ([], []))
+            into[0].append(p)
+            into[1].append(s)
+    for (device, dtype), (tensors, factors) in plain.items():
+        real = dtype.to_real() if dtype.is_complex else dtype
+        if torch.is_grad_enabled():
+            for p, s in zip(tensors, factors, strict=True):
+                p.copy_(p.clone() * s.to(device, real))
+        elif scope.joint:
+            torch._foreach_mul_(tensors, scale.to(device, real))
+        else:
+            torch._foreach_mul_(tensors, [s.to(device, real) for s in factors])
+
+
+def _tensor_norms(params: Sequence[Tensor]) -> list[Tensor]:
+    """One 0-d norm a tensor, accumulated in float32 or better."""
+    norms: list[Any] = [None] * len(params)
+    by_dtype: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, p in enumerate(params):
+        if p.is_cpu and p.numel() > BLOCK and not torch.is_grad_enabled():
+            norms[i] = _blocked_norm(p)
+        else:
+            by_dtype.setdefault((p.device, p.dtype), []).append(i)
+    for (_, dtype), indices in by_dtype.items():
+        some = torch._foreach_norm([params[i] for i in indices], 2, _accumulate(dtype))
+        for i, norm in zip(indices, some, strict=True):
+            norms[i] = norm
+    return norms
+
+
+def _blocked_norm(p: Tensor) -> Tensor:
+    flat = p.reshape(-1)
+    tail = flat.numel() % BLOCK
+    body = flat[: flat.numel() - tail].view(-1, BLOCK)
+    blocks = torch.linalg.vector_norm(body, dim=1, dtype=_accumulate(p.dtype)).double()
+    if tail:
+        rest = torch.linalg.vector_norm(flat[-tail:], dtype=_accumulate(p.dtype)).double()
+        blocks = torch.cat([blocks, rest.reshape(1)])
+    return torch.linalg.vector_norm(blocks)
+
+
+def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
+    kept = {a % p.dim() for a in axes}
+    return torch.linalg.vector_norm(
+        p, dim=[d for d in range(p.dim()) if d not in kept], keepdim=True, dtype=_accumulate(p.dtype)
+    )
+
+
+def _kept_shape(p: Tensor, axes: tuple[int, ...]) -> list[int]:
+    kept = {a % p.dim() for a in axes}
+    return [size if d in kept else 1 for d, size in enumerate(p.shape)]
+
+
+def _accumulate(dtype: torch.dtype) -> torch.dtype:
+    """The dtype sums are made in: the weights' own if that is float32 or better."""
+    return torch.float32 if dtype in DROPPED_BITS else dtype
