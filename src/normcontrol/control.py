@@ -202,8 +202,7 @@ class NormControl(Optimizer):
             self._begin()
         self._check_unchanged()
         found_inf = getattr(self, "found_inf", None)
-        with torch.no_grad():
-            self._step.add_(1 if found_inf is None else 1 - found_inf.to(self._step))
+        self._step.add_(1 if found_inf is None else 1 - found_inf.to(self._step))
         if not torch.compiler.is_compiling():
             self._calls += 1
 
@@ -249,7 +248,7 @@ class NormControl(Optimizer):
             else:
                 value: Any = schedule
         if isinstance(schedule, Schedule):
-            value = schedule.at(self._step, s.settings)
+            value = schedule.at(self._step.to(s.initial.dtype), s.settings)
         if isinstance(schedule, lr_times) and any(g["lr"] is not s.settings["lr"] and g["lr"] != s.settings["lr"] for g in s.groups):
             raise ValueError(
                 f"rate={schedule!r} follows the learning rate, but the groups that share the global norm have different ones: "
@@ -295,7 +294,7 @@ class NormControl(Optimizer):
     @torch.no_grad()
     def _reading(self, s: WeightSet) -> Reading:
         schedule = s.settings[s.kind]
-        return s.reading(schedule.at(self._step, s.settings) if isinstance(schedule, Schedule) else schedule)
+        return s.reading(schedule.at(self._step.to(s.initial.dtype), s.settings) if isinstance(schedule, Schedule) else schedule)
 
     def report(self) -> str:
         """A table of who is controlled, at which norm, and towards what. Reading it waits for the device."""
@@ -358,7 +357,7 @@ class NormControl(Optimizer):
         kept = step.detach().to(like, copy=True)
         for group in self.param_groups:
             group["control_step"] = kept
-            group["norm0"] = group["norm0"].to(like)
+            group["norm0"] = group["norm0"].to(like.device)
         self._calls = int(kept.item())
         self._fresh = self._calls == 0
         self._build()
@@ -411,12 +410,10 @@ class NormControl(Optimizer):
                 )
             check_axes(parse_scope(group["scope"]), name, p)
         steps = [g["control_step"] for g in self.param_groups if "control_step" in g]
-        home = next((p.device for g in self.param_groups for p in g["params"]), torch.device("cpu"))
-        exact = torch.float32 if home.type == "mps" else torch.float64
-        group["control_step"] = steps[0] if steps else torch.zeros((), dtype=exact, device=home)
+        # An integer: torch.compile loses in-place additions to a 0-d float64 tensor, which it takes for a Python number.
+        group["control_step"] = steps[0] if steps else torch.zeros((), dtype=torch.int64, device=group["params"][0].device)
         with torch.no_grad():
-            parts = measure(params, parse_scope(group["scope"])) if params else torch.zeros(0, dtype=exact)
-        group["norm0"] = parts.to(group["control_step"])
+            group["norm0"] = measure(params, parse_scope(group["scope"]))
         self._check_references(index, group)
 
     def _check_settings(self, index: int, group: dict[str, Any]) -> None:
@@ -519,7 +516,7 @@ class NormControl(Optimizer):
                     names.append(name)
                     params.append(p)
                     initial.append(part)
-        whole = torch.cat(initial) if initial else self.param_groups[0]["norm0"][:0]
+        whole = torch.cat([part.to(initial[0].device) for part in initial]) if initial else self.param_groups[0]["norm0"][:0]
         return WeightSet([self.param_groups[i] for i in indices], names, params, whole)
 
     def _check_unchanged(self) -> None:
@@ -539,16 +536,13 @@ class NormControl(Optimizer):
         """The first step: the weights as they are now, loaded, broadcast or moved since construction, are theta_0."""
         for index, group in enumerate(self.param_groups):
             members = [p for _, p in self._members(index)]
-            if members:
-                with torch.no_grad():
-                    group["norm0"] = measure(members, parse_scope(group["scope"]))
-                self._check_references(index, group)
-        home = next(g["norm0"] for g in self.param_groups if len(g["norm0"]))
+            with torch.no_grad():
+                group["norm0"] = measure(members, parse_scope(group["scope"]))
+            self._check_references(index, group)
+        home = next(g["norm0"].device for g in self.param_groups if len(g["norm0"]))
+        step = self._step.to(home)
         for group in self.param_groups:
-            group["control_step"] = group["control_step"].to(home)
-            group["norm0"] = group["norm0"].to(home)
-        for group in self.param_groups:
-            group["control_step"] = self.param_groups[0]["control_step"]
+            group["control_step"] = step
         self._fresh = False
         self._build()
 

@@ -85,6 +85,8 @@ def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
     >>> measure([torch.tensor([[3.0, 4.0], [6.0, 8.0]])], parse_scope("row"))
     tensor([ 5., 10.], dtype=torch.float64)
     """
+    if not params:
+        return torch.zeros(0, dtype=torch.float64)
     home = params[0].device
     exact = torch.float32 if home.type == "mps" else torch.float64
     if torch.is_grad_enabled():  # differentiable=True: the weights will change in place under the norm's feet
