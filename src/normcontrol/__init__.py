@@ -2,10 +2,11 @@
 
 from normcontrol.adamwn import AdamWN
 from normcontrol.average import reproject_
-from normcontrol.control import NormControl, Reading
+from normcontrol.control import NormControl
 from normcontrol.policy import param_groups
-from normcontrol.schedule import Schedule, constant, cosine, eta_times, linear, lr_times, piecewise, trace
 from normcontrol.record import NormTrace
+from normcontrol.schedule import Schedule, constant, cosine, eta_times, linear, lr_times, piecewise, trace
+from normcontrol.sets import Reading
 
 __version__ = "0.1.0"
 

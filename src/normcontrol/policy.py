@@ -38,9 +38,7 @@ def marks_of_decay(groups: Iterable[Mapping[str, Any]], default_decay: float) ->
     return ["matrices"] * len(decays)
 
 
-def param_groups(
-    model: nn.Module, rules: Mapping[str, Mapping[str, Any] | None], **rest: Any
-) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, rules: Mapping[str, Mapping[str, Any] | None], **rest: Any) -> list[dict[str, Any]]:
     """Parameter groups by name pattern, for any optimizer.
 
     Each rule maps a pattern (``*`` and ``?`` as in file names) to the settings of a group, or to None to leave those

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from normcontrol.scope import join
 
 if TYPE_CHECKING:
-    from normcontrol.control import NormControl, WeightSet
+    from normcontrol.control import NormControl
+    from normcontrol.sets import WeightSet
 
 
 def report(opt: NormControl) -> str:
@@ -25,7 +26,8 @@ def report(opt: NormControl) -> str:
 
 def _heading(s: WeightSet) -> str:
     settings = s.settings
-    return f"scope {s.scope.name}, {s.kind} {settings[s.kind]!r}, rate {settings['rate']!r}, law {settings['law']}, {settings['order']} the step"
+    how = f"rate {settings['rate']!r}, law {settings['law']}, {settings['order']} the step"
+    return f"scope {s.scope.name}, {s.kind} {settings[s.kind]!r}, {how}"
 
 
 def _rows(opt: NormControl, s: WeightSet) -> list[str]:

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,7 +127,7 @@ class piecewise(Schedule):
     def __init__(self, *points: tuple[float, float]) -> None:
         object.__setattr__(self, "points", tuple((float(s), float(v)) for s, v in points))
         steps = [s for s, _ in self.points]
-        if not steps or any(a >= b for a, b in zip(steps, steps[1:], strict=False)):
+        if not steps or any(a >= b for a, b in pairwise(steps)):
             raise ValueError(
                 f"piecewise got points at steps {steps}: they must be there and increase. Give (step, value) pairs in order of step."
             )
@@ -134,7 +135,7 @@ class piecewise(Schedule):
     def value(self, step: Tensor) -> Tensor:
         # A sum of ramps: no table on the device, and no branch that a compiled step would have to know.
         value = torch.full_like(step, self.points[0][1])
-        for (s0, v0), (s1, v1) in zip(self.points, self.points[1:], strict=False):
+        for (s0, v0), (s1, v1) in pairwise(self.points):
             value = value + (v1 - v0) / (s1 - s0) * (step - s0).clamp(0, s1 - s0)
         return value
 
@@ -163,7 +164,7 @@ class trace(Schedule):
     def __init__(self, values: Iterable[float], steps: Iterable[float] | None = None) -> None:
         kept = tuple(float(v) for v in values)
         at = tuple(float(s) for s in steps) if steps is not None else tuple(float(i) for i in range(len(kept)))
-        if len(kept) != len(at) or not kept or any(a >= b for a, b in zip(at, at[1:], strict=False)):
+        if len(kept) != len(at) or not kept or any(a >= b for a, b in pairwise(at)):
             raise ValueError(
                 f"trace got {len(kept)} values at {len(at)} steps: it needs one increasing step for each value, and at least one."
             )
@@ -182,8 +183,7 @@ class trace(Schedule):
 
     def _table(self, step: Tensor) -> tuple[Tensor, Tensor]:
         if step.device not in self._tables:
-            as_step = {"dtype": step.dtype, "device": step.device}
-            self._tables[step.device] = (torch.tensor(self.steps, **as_step), torch.tensor(self.values, **as_step))
+            self._tables[step.device] = tuple(torch.tensor(x, dtype=step.dtype, device=step.device) for x in (self.steps, self.values))
         return self._tables[step.device]
 
     def extremes(self) -> Sequence[float]:
@@ -284,8 +284,8 @@ def check(name: str, schedule: float | Schedule, low: float, high: float, why: s
             raise ValueError(f"{name}={schedule!r} takes the value {value:g}: {why}")
 
 
-def to_plain(schedule: float | Schedule) -> float | str:
-    """What a checkpoint holds: a number, or the text of the call that made the schedule."""
+def to_plain(schedule: Any) -> Any:
+    """What a checkpoint holds: the text of the call that made the schedule; anything else as it is."""
     return repr(schedule) if isinstance(schedule, Schedule) else schedule
 
 

@@ -161,9 +161,7 @@ def _blocked_norm(p: Tensor) -> Tensor:
 
 def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
     kept = {a % p.dim() for a in axes}
-    return torch.linalg.vector_norm(
-        p, dim=[d for d in range(p.dim()) if d not in kept], keepdim=True, dtype=_accumulate(p.dtype)
-    )
+    return torch.linalg.vector_norm(p, dim=[d for d in range(p.dim()) if d not in kept], keepdim=True, dtype=_accumulate(p.dtype))
 
 
 def _kept_shape(p: Tensor, axes: tuple[int, ...]) -> list[int]:

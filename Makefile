@@ -1,0 +1,32 @@
+# Everything runs in an environment of its own; nothing outside this folder is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test bench gpu-test clean
+
+demo: $(READY)  ## train a small network with AdamW and with AdamWN, and show both norms
+	$(BIN)/python examples/quickstart.py
+
+test: $(READY)  ## lint, types, tests, doctests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2
+
+bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
+	$(BIN)/python benchmarks/step_cpu.py
+
+gpu-test:  ## the tests that need CUDA, with the Python that has it
+	PYTHONPATH=src $(PYTHON) -m pytest -m cuda tests
+
+# torch first: the pinned CPU build satisfies every later requirement, so that pip never fetches the CUDA one.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
