@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normcontrol.control import NormControl, control_
+from normcontrol.scope import Weights
 
 
 @torch.no_grad()
@@ -39,4 +40,4 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
         if missing:
             raise ValueError(f"The optimizer controls {missing[0]}, which is not a parameter of the given model. Give the model it trains.")
         target = optimizer._reading(s).target
-        control_([twin[p] for p in s.params], s.scope, "projection", 1.0, target, 1.0, optimizer._step)
+        control_(Weights([twin[p] for p in s.params], s.scope), "projection", 1.0, target, 1.0, optimizer._step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, overload
 
 import torch
@@ -17,14 +17,13 @@ from torch.optim import Optimizer
 
 from normcontrol.law import LAWS
 from normcontrol.schedule import Schedule, Value, custom, lr_times, to_plain, trace
-from normcontrol.scope import Scope, apply_, check_axes, join, measure, parse_scope
+from normcontrol.scope import Weights, check_axes, join, measure, parse_scope
 from normcontrol.sets import Reading, WeightSet, members_of, weight_sets
 from normcontrol.settings import Group, adapted, check_decay, check_group, check_references, complete, restored
 
 
 def control_(
-    params: Sequence[Tensor],
-    scope: Scope,
+    weights: Weights,
     law: str,
     ratio: Tensor | float,
     reference: Tensor,
@@ -37,13 +36,13 @@ def control_(
     A norm that is zero or not finite has no direction to be scaled along: such weights are left as they are, so that
     one NaN does not spread to every weight that shares its norm. ``skip`` is GradScaler's ``found_inf``.
     """
-    parts = measure(params, scope)
-    norm = join(parts, scope)  #                       ||theta_t||
-    target = ratio * reference  #                      r_t ||theta_0||
-    scale = LAWS[law](norm, target, rate)  #           1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
+    parts = weights.measure()
+    norm = join(parts, weights.scope)  #             ||theta_t||
+    target = ratio * reference  #                    r_t ||theta_0||
+    scale = LAWS[law](norm, target, rate)  #         1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
     usable = torch.isfinite(scale + norm) if skip is None else torch.isfinite(scale + norm) & (skip == 0)
     scale = torch.where(usable, scale, torch.ones_like(scale))
-    apply_(params, scope, scale, step)  #              theta_t <- scale * theta_t
+    weights.apply_(scale, step)  #                   theta_t <- scale * theta_t
     return parts, target, scale
 
 
@@ -182,7 +181,7 @@ class NormControl(Optimizer):
                 ratio = self._value(s, s.kind, 0.0, math.inf)
                 rate = self._value(s, "rate", 0.0, 1.0)
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
-                seen = control_(s.params, s.scope, s.settings["law"], ratio, s.reference, rate, self._step, skip)
+                seen = control_(s.weights, s.settings["law"], ratio, s.reference, rate, self._step, skip)
                 s.last = (seen[0].detach(), seen[1].detach(), seen[2].detach())
 
     def _value(self, s: WeightSet, name: str, low: float, high: float) -> Tensor | float:

@@ -79,6 +79,22 @@ def check_axes(scope: Scope, name: str, param: Tensor) -> None:
         )
 
 
+class Weights:
+    """Tensors under one scope: what the controller measures and multiplies."""
+
+    def __init__(self, params: list[Tensor], scope: Scope) -> None:
+        self.params = params
+        self.scope = scope
+
+    def measure(self) -> Tensor:
+        """The norm of every part."""
+        return measure(self.params, self.scope)
+
+    def apply_(self, scale: Tensor, step: Tensor) -> None:
+        """Multiply the weights by the factors of their norms, in place."""
+        apply_(self.params, self.scope, scale, step)
+
+
 def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
     """The norm of every part of every tensor, as one flat vector in float64 (float32 where a device has no float64).
 

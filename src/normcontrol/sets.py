@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from normcontrol.policy import is_controlled
-from normcontrol.scope import join, parse_scope
+from normcontrol.scope import Weights, join, parse_scope
 from normcontrol.settings import Group, check_shared, target_kind
 
 
@@ -39,6 +39,7 @@ class WeightSet:
         self.params = params
         self.initial = initial  # the norm of every part at theta_0
         self.scope = parse_scope(self.settings["scope"])
+        self.weights = Weights(params, self.scope)
         self.kind = target_kind(self.settings)
         self.reference = self._reference()
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # parts, target and scale of the last step
