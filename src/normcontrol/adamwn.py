@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from normcontrol.control import NormControl
+from normcontrol.fused import Plan, Unfit, why_not
 from normcontrol.policy import marks_of_decay
 from normcontrol.schedule import Value
+from normcontrol.scope import SCOPES, Weights, join, measure
 
 
 class AdamWN(NormControl):
@@ -20,6 +23,13 @@ class AdamWN(NormControl):
     Takes every argument of :class:`torch.optim.AdamW` and every setting of :class:`NormControl`. It never decays:
     ``weight_decay`` only marks who is regularised. Groups that set their own keep their meaning (non-zero: controlled,
     zero: left alone); otherwise tensors with two or more dimensions are controlled.
+
+    On CUDA the whole step runs in Triton kernels, unless ``fused=False``, ``foreach=True`` or ``differentiable=True`` ask
+    for torch's own implementations, or the tensors do not allow it: ``report()`` says which one ran and why.
+
+    Args:
+        max_grad_norm: clip the gradients to this joint norm, as ``clip_grad_norm_`` does, within the step. The norm
+            before clipping is then in ``opt.grad_norm``, a tensor.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     >>> opt = AdamWN(model.parameters(), lr=1e-3, ratio=2.0, rate=0.1)
@@ -46,6 +56,7 @@ class AdamWN(NormControl):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        max_grad_norm: float | None = None,
         ratio: Value | None = None,
         norm: Value | None = None,
         rms: Value | None = None,
@@ -54,6 +65,9 @@ class AdamWN(NormControl):
         law: str = "proportional",
         order: str = "after",
     ) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm={max_grad_norm}: gradients cannot be clipped to that norm. Give a positive one, or None.")
+        params, reason = _look_at(params, fused, foreach, differentiable)
         adam = torch.optim.AdamW(
             params,
             lr,
@@ -65,7 +79,7 @@ class AdamWN(NormControl):
             foreach=foreach,
             capturable=capturable,
             differentiable=differentiable,
-            fused=fused,
+            fused=True if reason is None else fused,
         )
         marks = marks_of_decay(adam.param_groups, weight_decay)
         if weight_decay != 1e-2 or True in marks:
@@ -74,7 +88,21 @@ class AdamWN(NormControl):
             group.setdefault("controlled", mark)
             group["weight_decay"] = 0.0
         adam.defaults["weight_decay"] = 0.0
+        self._reason, self._kernels = reason, reason is None
+        self._plan: Plan | None = None
+        self.max_grad_norm = max_grad_norm
+        self.grad_norm: Tensor | None = None
         super().__init__(adam, ratio=ratio, norm=norm, rms=rms, rate=rate, scope=scope, law=law, order=order)
+
+    _KEPT = (*NormControl._KEPT, "_reason", "_kernels", "max_grad_norm", "grad_norm")
+
+    @property
+    def implementation(self) -> str:
+        """What runs the step: the Triton kernels, or torch's own implementation and why."""
+        if self._reason is None:
+            return "Triton kernels"
+        chosen = next((name for name in ("fused", "foreach") if self.defaults.get(name)), "default")
+        return f"torch's {chosen} implementation, since {self._reason}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its ``weight_decay``, if it has one, says whether it is controlled."""
@@ -82,6 +110,68 @@ class AdamWN(NormControl):
         if decay is not None:
             param_group.setdefault("controlled", bool(decay))
         super().add_param_group(param_group)
+
+    def _build(self) -> None:
+        super()._build()
+        self._plan = None
+
+    def _closure_comes_first(self) -> bool:
+        return True  # Adam calls it once, before anything else
+
+    def _get_ready(self) -> None:
+        """Have a plan that describes this step's tensors, or none and the reason why."""
+        if not self._kernels or (self._plan is not None and not torch.compiler.is_compiling() and self._plan.fits()):
+            return
+        try:
+            if torch.compiler.is_compiling():
+                raise Unfit("the step is compiled")
+            self._plan, self._reason = Plan(self.optimizer, self._sets), None
+        except Unfit as unfit:
+            if self._reason is None and not torch.compiler.is_compiling():
+                warnings.warn(f"AdamWN goes on with torch's fused implementation, since {unfit}.", stacklevel=4)
+            self._plan, self._reason = None, str(unfit)
+            for s in self._sets:
+                s.weights = Weights(s.params, s.scope)
+
+    def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
+        grad_scale = getattr(self, "grad_scale", None)
+        factor = None if self.max_grad_norm is None else self._clip(grad_scale)
+        if self._plan is None:
+            if factor is not None:
+                grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+                torch._foreach_mul_(grads, factor.float())
+            return super()._inner_step(closure)
+        if grad_scale is not None:
+            factor = grad_scale.reciprocal() if factor is None else factor / grad_scale
+        self._plan.step(self._step, factor, getattr(self, "found_inf", None))
+        return None
+
+    @torch.no_grad()
+    def _clip(self, grad_scale: Tensor | None) -> Tensor:
+        """The factor that clips the gradients, as ``clip_grad_norm_`` computes it; GradScaler's scale is not theirs."""
+        if self._plan is not None:
+            norm = self._plan.grad_norm()
+        else:
+            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            norm = join(measure(grads, SCOPES["global"]), SCOPES["global"])
+        self.grad_norm = norm if grad_scale is None else norm / grad_scale
+        return (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)
+
+
+def _look_at(params: ParamsT, fused: bool | None, foreach: bool | None, differentiable: bool) -> tuple[Any, str | None]:
+    """The parameters, which may be given as generators, and why they do not go through the Triton kernels, if so."""
+    if isinstance(params, Tensor):
+        return params, "a tensor is not a list of parameters"  # which torch refuses better
+    groups: list[Any] = [dict(g, params=_listed(g["params"])) if isinstance(g, dict) and "params" in g else g for g in params]
+    if fused is False or foreach or differentiable:
+        return groups, "fused=False, foreach=True or differentiable=True asked for it"
+    given = [item for g in groups for item in (g["params"] if isinstance(g, dict) and "params" in g else [g])]
+    tensors = [item[1] if isinstance(item, tuple) else item for item in given]
+    return groups, why_not([t for t in tensors if isinstance(t, Tensor)])
+
+
+def _listed(params: Any) -> list[Any]:
+    return [params] if isinstance(params, Tensor) else list(params)
 
 
 _said = False

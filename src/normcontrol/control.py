@@ -73,6 +73,8 @@ class NormControl(Optimizer):
     True
     """
 
+    _KEPT: tuple[str, ...] = ("optimizer", "_settings", "_fresh", "_calls")  # what a copy or a pickle takes along
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -130,7 +132,7 @@ class NormControl(Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: self.__dict__[key] for key in ("optimizer", "_settings", "_fresh", "_calls")}
+        return {key: self.__dict__[key] for key in self._KEPT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -154,14 +156,22 @@ class NormControl(Optimizer):
             self._calls += 1
 
         loss = None
-        if closure is not None and any(s.settings["order"] == "before" for s in self._sets):
+        if closure is not None and self._closure_comes_first():
             with torch.enable_grad():
                 loss = closure()
             closure = None
+        self._get_ready()
         self._control("before", found_inf)
         stepped = self._inner_step(closure)
         self._control("after", found_inf)
         return stepped if loss is None else loss
+
+    def _closure_comes_first(self) -> bool:
+        """Whether the gradients must be there before the control, not only before the optimizer's step."""
+        return any(s.settings["order"] == "before" for s in self._sets)
+
+    def _get_ready(self) -> None:
+        """What a subclass does once the gradients are there."""
 
     def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
         """The wrapped optimizer's step, with GradScaler's scale and overflow flag passed on to it."""

@@ -19,6 +19,8 @@ def report(opt: NormControl) -> str:
     name = type(opt).__name__
     inner = f" around {type(opt.optimizer).__name__}" if name == "NormControl" else ""
     lines = [f"{name}{inner}: {tensors} of {total} tensors controlled, {weights:,} weights, step {int(opt._step)}"]
+    if hasattr(opt, "implementation"):
+        lines.append(f"the step runs in {opt.implementation}")
     for s in opt._sets:
         lines += ["", _heading(s), *_rows(opt, s)]
     return "\n".join(lines)

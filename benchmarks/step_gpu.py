@@ -1,0 +1,225 @@
+"""Time of an AdamWN step against torch's fused AdamW on the GPU, side by side in one run.
+
+    python benchmarks/step_gpu.py --json results/step_gpu.json
+
+Every row is a ratio of medians over interleaved rounds, with the ratio that the bytes moved alone would give. Adam
+must move 28 bytes a float32 parameter (read p, g, m, v; write p, m, v); a norm that is not known while writing costs a
+second pass that reads and writes p, 8 more; clipping reads the gradients once more, 4 for us and 12 for
+``clip_grad_norm_``, which also writes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import normcontrol.fused as fused
+from normcontrol import AdamWN, NormControl, linear
+
+RATIO = linear(1.0, 2.0, steps=2500)
+
+
+def gpt2_shapes(layers: int, width: int, vocabulary: int = 50304, context: int = 1024) -> list[tuple[int, ...]]:
+    d = width
+    block = [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d), (d,), (d,)]
+    return [(vocabulary, d), (context, d), *(block * layers), (d,)]
+
+
+SHAPES = {
+    "GPT-2 124M": gpt2_shapes(12, 768),
+    "GPT-2 XL 1.56B": gpt2_shapes(48, 1600),
+    "1,000 x 1,000": [(20, 50)] * 1000,
+}
+
+
+def parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(s, device="cuda", dtype=dtype) * 0.02) for s in shapes]
+    for p in params:
+        p.grad = torch.randn_like(p) * 1e-3
+    return params
+
+
+def interleaved(steps: dict[str, Any], rounds: int, inner: int) -> dict[str, float]:
+    """Median milliseconds a step of each, the rounds taken in turn so that drift hits all alike."""
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(inner):
+                step()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) / inner)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def clipped(optimizer: torch.optim.Optimizer, params: list[nn.Parameter]) -> Any:
+    def step() -> None:
+        nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+
+    return step
+
+
+def compare(shapes: list[tuple[int, ...]], dtype: torch.dtype, rounds: int, inner: int, only: list[str] | None = None) -> dict[str, float]:
+    params = parameters(shapes, dtype)
+    adamw = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1, fused=True)
+    makers: dict[str, Any] = {
+        "AdamW fused": lambda: adamw.step,
+        "global, after": lambda: AdamWN(params, lr=1e-4, ratio=RATIO).step,
+        "global, before": lambda: AdamWN(params, lr=1e-4, ratio=RATIO, order="before").step,
+        "tensor, after": lambda: AdamWN(params, lr=1e-4, ratio=RATIO, scope="tensor").step,
+        "clip_grad_norm_ + AdamW fused": lambda: clipped(adamw, params),
+        "max_grad_norm, global, after": lambda: AdamWN(params, lr=1e-4, ratio=RATIO, max_grad_norm=1.0).step,
+        "max_grad_norm, global, before": lambda: AdamWN(params, lr=1e-4, ratio=RATIO, max_grad_norm=1.0, order="before").step,
+        "NormControl(AdamW fused)": lambda: NormControl(torch.optim.AdamW(params, lr=1e-4, weight_decay=0.0, fused=True), ratio=RATIO).step,
+        **peers(params),
+    }
+    return interleaved({name: make() for name, make in makers.items() if only is None or name in only}, rounds, inner)
+
+
+def peers(params: list[nn.Parameter]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    try:
+        from apex.optimizers import FusedAdam
+
+        found["apex FusedAdam"] = lambda: FusedAdam(params, lr=1e-4, weight_decay=0.1).step
+    except ImportError:
+        print("apex is not installed: not measured")
+    try:
+        from torchao.optim import AdamW8bit
+
+        found["torchao AdamW8bit"] = lambda: AdamW8bit(params, lr=1e-4, weight_decay=0.1).step
+        found["NormControl(torchao AdamW8bit)"] = lambda: NormControl(AdamW8bit(params, lr=1e-4, weight_decay=0.0), ratio=RATIO).step
+    except ImportError:
+        print("torchao is not installed: not measured")
+    return found
+
+
+LIMITS = {  # bytes moved, ours over theirs, in float32
+    "global, after": 36 / 28,
+    "global, before": 28 / 28,
+    "tensor, after": 36 / 28,
+    "max_grad_norm, global, after": 40 / 40,
+    "max_grad_norm, global, before": 32 / 40,
+    "NormControl(AdamW fused)": 40 / 28,
+}
+
+
+def peer_of(name: str) -> str:
+    return "clip_grad_norm_ + AdamW fused" if name.startswith("max_grad_norm") else "AdamW fused"
+
+
+def copy_bandwidth() -> float:
+    """Terabytes a second that a device copy moves, read and written."""
+    a = torch.empty(1 << 30, device="cuda", dtype=torch.float32)
+    b = torch.empty_like(a)
+    return 2 * a.nbytes / interleaved({"copy": lambda: b.copy_(a)}, 5, 5)["copy"] / 1e9
+
+
+def extra_memory(shapes: list[tuple[int, ...]]) -> int:
+    """Bytes that AdamWN holds beyond the weights, the gradients and two moments after a few steps."""
+    params = parameters(shapes, torch.float32)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    opt = AdamWN(params, lr=1e-4, ratio=RATIO, max_grad_norm=1.0)
+    for _ in range(3):
+        opt.step()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated() - before - sum(2 * p.numel() * 4 for p in params)
+
+
+def tune() -> None:
+    params = parameters(SHAPES["GPT-2 124M"], torch.float32)
+    adamw = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1, fused=True)
+    base = interleaved({"AdamW": adamw.step}, 10, 10)["AdamW"]
+    print(f"AdamW fused {base:.3f} ms")
+    for block, warps, blocks in [(b, w, c) for b in (512, 1024, 2048, 4096) for w in (4, 8) for c in (1, 2, 4, 8, 16)]:
+        if block * blocks > 32768 or block // (32 * warps) > 16:
+            continue
+        fused.BLOCK, fused.WARPS, fused.BLOCKS_A_CHUNK = block, warps, blocks
+        steps = {o + s: AdamWN(params, lr=1e-4, ratio=RATIO, order=o, scope=s).step for o, s in (("before", "global"), ("after", "global"))}
+        got = interleaved(steps, 7, 10)
+        print(
+            f"block {block:5} warps {warps} blocks {blocks:3}: " + "  ".join(f"{k} {v:.3f} ({v / base:.3f})" for k, v in got.items()),
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tune", action="store_true")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("This benchmark needs a CUDA device.")
+    warnings.simplefilter("ignore")
+    if args.tune:
+        return tune()
+
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": fused.triton.__version__,
+        "python": platform.python_version(),
+    }
+    bandwidth = copy_bandwidth()
+    print(f"{machine}; device copy {bandwidth:.2f} TB/s")
+    results: dict[str, Any] = {"machine": machine, "copy_TB_per_s": bandwidth, "cases": {}}
+    for title, shapes, dtype, rounds, inner in (
+        ("GPT-2 124M fp32", SHAPES["GPT-2 124M"], torch.float32, 25, 10),
+        ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 9, 3),
+        ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 25, 10),
+        ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 15, 10),
+    ):
+        times = compare(shapes, dtype, rounds, inner)
+        count = sum(torch.Size(s).numel() for s in shapes)
+        floor = count * 28 / (bandwidth * 1e9) * (0.5 if dtype == torch.bfloat16 else 1.0)
+        print(f"\n{title}: {count:,} parameters; 28 bytes a parameter at copy speed (14 in bf16): {floor:.3f} ms")
+        print(f"{'':34}{'ms':>8} {'ratio':>7} {'bytes alone':>12}")
+        rows = {}
+        for name, ms in times.items():
+            ratio = ms / times[peer_of(name)]
+            limit = LIMITS.get(name)
+            rows[name] = {"ms": round(ms, 4), "ratio": round(ratio, 4), "bytes_ratio": limit}
+            print(f"{name:34}{ms:8.3f} {ratio:7.3f} {limit if limit is None else format(limit, '12.3f')!s:>12}")
+        results["cases"][title] = rows
+        torch.cuda.empty_cache()
+
+    print("\ngrowth, global after, against AdamW fused")
+    for millions in (1, 10, 100, 1000, 3000):
+        shapes = [(1000, 1000)] * millions if millions <= 100 else [(10000, 10000)] * (millions // 100)
+        times = compare(shapes, torch.float32, 7, 3, ["AdamW fused", "global, after"])
+        ours, theirs = times["global, after"], times["AdamW fused"]
+        results["cases"][f"growth {millions}M"] = {
+            "ms": round(ours, 4),
+            "AdamW fused ms": round(theirs, 4),
+            "ratio": round(ours / theirs, 4),
+        }
+        print(f"{millions:6} M parameters: {ours:8.3f} ms against {theirs:8.3f}, ratio {ours / theirs:.3f}")
+        torch.cuda.empty_cache()
+
+    for title in ("GPT-2 124M", "GPT-2 XL 1.56B"):
+        results[f"extra bytes, {title}"] = extra = extra_memory(SHAPES[title])
+        print(f"{title}: {extra:,} bytes held beyond weights, gradients and two moments")
+        torch.cuda.empty_cache()
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""The fused step: Adam and norm control of a whole model in a handful of launches, chosen by AdamWN on CUDA.
+
+A plan holds the tables that the kernels reach the tensors through, built once and checked at every step. What it sums
+while it writes is the norm that the controller would otherwise make a pass for; what the controller then asks for is
+applied in a second pass (order "after"), or in the next step's only pass (order "before").
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normcontrol.rounding import DROPPED_BITS
+from normcontrol.scope import Scope, Weights
+from normcontrol.sets import WeightSet
+
+try:
+    import triton
+    import triton.language as tl
+
+    from normcontrol import kernels
+
+    DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+except ImportError:  # no Triton: AdamWN goes on with torch's own implementations
+    triton = None
+
+BLOCK, WARPS, BLOCKS_A_CHUNK = 1024, 4, 8
+"""Elements that a program handles at a time, the warps it has, and the blocks it goes through: the fastest of those
+tried by ``benchmarks/step_gpu.py --tune`` on an H200."""
+
+
+def interpreted() -> bool:
+    """Whether Triton runs on the CPU, for testing."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def why_not(params: list[Tensor]) -> str | None:
+    """The reason these tensors cannot go through the kernels, or None if they can."""
+    if triton is None:
+        return "Triton is not installed"
+    for p in params:
+        if not p.is_cuda and not (interpreted() and p.is_cpu):
+            return f"a parameter is on {p.device.type}"
+        if p.dtype not in DTYPES:
+            return f"a parameter is {p.dtype}"
+    return None
+
+
+class Unfit(Exception):
+    """The tensors of this step cannot go through the kernels; the message says why."""
+
+
+@dataclass
+class Bucket:
+    """Tensors that one launch can treat alike: one group, one device, one choice of dtypes."""
+
+    group: dict[str, Any]
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    max_exp_avg_sqs: list[Tensor]
+    steps: Tensor
+    slots: list[int]
+    aligned: bool
+
+    def __post_init__(self) -> None:
+        p = self.params[0]
+        self.device = p.device
+        sizes = [t.numel() for t in self.params]
+        self.chunk = BLOCK * (BLOCKS_A_CHUNK if sum(sizes) < 1 << 29 else 4 * BLOCKS_A_CHUNK)  # tables of well under a megabyte, even for billions
+        counts = [-(-n // self.chunk) for n in sizes]
+        tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        firsts = torch.tensor([0, *counts]).cumsum(0)
+        within = torch.arange(len(tensor)) - firsts[tensor]
+        self.chunks = torch.stack([tensor, within], 1).to(self.device, torch.int32)
+        self.firsts = firsts.to(self.device, torch.int32)
+        self.numels = torch.tensor(sizes, device=self.device)
+        self.slot_table = torch.tensor(self.slots, dtype=torch.int32, device=self.device)
+        self.partials = torch.zeros(len(tensor), device=self.device)
+        self.bias = torch.zeros(2 * len(sizes), device=self.device)
+        self.ps, self.ms, self.vs = (_addresses(t, self.device) for t in (self.params, self.exp_avgs, self.exp_avg_sqs))
+        self.xs = _addresses(self.max_exp_avg_sqs, self.device) if self.max_exp_avg_sqs else self.vs
+        self.p_at = [t.data_ptr() for t in self.params]
+        self.at = [t.data_ptr() for t in self.grads]
+        self.gs = _addresses(self.grads, self.device)
+        self.host = torch.zeros(len(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda")  # for graph capture alone
+        self.controlled = any(slot >= 0 for slot in self.slots)
+
+    def point_at(self, grads: list[int]) -> None:
+        """New gradients in place of the old: their addresses go to the device without waiting for it."""
+        if grads == self.at:
+            return
+        self.at = grads
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.host.copy_(torch.tensor(grads))  # stays as it is for as long as the graph is replayed
+            self.gs.copy_(self.host, non_blocking=True)
+        else:
+            fresh = torch.tensor(grads, pin_memory=self.device.type == "cuda")
+            self.gs.copy_(fresh, non_blocking=True)
+
+
+class Plan:
+    """Everything the kernels need to know of an AdamW, and the norms they have summed."""
+
+    def __init__(self, adam: Any, sets: list[WeightSet]) -> None:
+        slots = {p: i for i, p in enumerate(p for s in sets if s.scope.axes is None for p in s.params)}
+        self.adam = adam
+        self.buckets: list[Bucket] = []
+        for group in adam.param_groups:
+            self._fill(group, slots)
+        self.given = [p.grad is not None for group in adam.param_groups for p in group["params"]]
+        planned = {p for b in self.buckets for p in b.params}
+        device = self.buckets[0].device if self.buckets else torch.device("cpu")
+        self.norms = torch.zeros(len(slots), dtype=torch.float64, device=device)
+        self.scales = torch.ones(len(slots), device=device)
+        self.versions: list[int] | None = None  # of the weights whose norms we hold
+        for s in sets:
+            s.weights = Weights(s.params, s.scope)
+            if s.scope.axes is None and all(p in planned for p in s.params):
+                mine = [b for b in self.buckets if any(b.group is g for g in s.groups) and b.controlled]
+                first = slots[s.params[0]]
+                s.weights = FusedWeights(self, s.params, s.scope, mine, first, before=s.settings["order"] == "before")
+
+    def _fill(self, group: dict[str, Any], slots: dict[Tensor, int]) -> None:
+        lists: list[list[Tensor]] = [[] for _ in range(6)]
+        self.adam._init_group(group, *lists)  # torch's own state, made where it is missing
+        params, grads, exp_avgs, exp_avg_sqs, maxima, steps = lists
+        keys: dict[Any, list[int]] = {}
+        if any(isinstance(beta, Tensor) for beta in group["betas"]):
+            raise Unfit("the betas are tensors")
+        for i, (p, g, m) in enumerate(zip(params, grads, exp_avgs, strict=True)):
+            tensors = [t[i] for t in (params, grads, exp_avgs, exp_avg_sqs)] + ([maxima[i]] if maxima else [])
+            if g.dtype not in DTYPES or m.dtype not in DTYPES:
+                raise Unfit(f"a gradient is {g.dtype} or its moments are {m.dtype}")
+            if not _is_dense(p) or any(t.stride() != p.stride() for t in tensors):
+                raise Unfit("a parameter, its gradient and its moments are not laid out alike in memory")
+            aligned = all(t.data_ptr() % 16 == 0 for t in tensors)
+            keys.setdefault((p.device, p.dtype, g.dtype, m.dtype, aligned), []).append(i)
+        for key, indices in keys.items():
+            together = torch.stack([steps[i] for i in indices]).to(key[0])
+            for step, i in zip(together.unbind(), indices, strict=True):
+                self.adam.state[params[i]]["step"] = step  # a view: one addition counts them all
+            picked = [[t[i] for i in indices] for t in (params, grads, exp_avgs, exp_avg_sqs)]
+            top = [maxima[i] for i in indices] if maxima else []
+            self.buckets.append(Bucket(group, *picked, top, together, [slots.get(params[i], -1) for i in indices], key[-1]))
+
+    def fits(self) -> bool:
+        """Whether the plan still describes the optimizer; new gradients are taken over."""
+        groups = self.adam.param_groups
+        if self.given != [p.grad is not None for group in groups for p in group["params"]]:
+            return False
+        state = self.adam.state
+        for b in self.buckets:
+            if not any(b.group is g for g in groups):
+                return False
+            for p, m, v, address in zip(b.params, b.exp_avgs, b.exp_avg_sqs, b.p_at, strict=True):
+                if state[p].get("exp_avg") is not m or state[p].get("exp_avg_sq") is not v or p.data_ptr() != address:
+                    return False
+            grads = [p.grad for p in b.params]
+            if any(g.dtype != b.grads[0].dtype or g.stride() != p.stride() for g, p in zip(grads, b.params, strict=True)):
+                return False
+            at = [g.data_ptr() for g in grads]
+            if b.aligned and any(a % 16 for a in at):
+                return False
+            b.grads = grads
+            b.point_at(at)
+        return True
+
+    def holds(self) -> bool:
+        """Whether the summed norms are still those of the weights, or someone else has written to them since."""
+        return self.versions is not None and self.versions == [p._version for b in self.buckets for p in b.params]
+
+    def step(self, control_step: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
+        """One Adam step of everything; ``factor`` multiplies the gradients."""
+        for b in self.buckets:
+            with _on(b.device):
+                self._launch(b, control_step, factor, found_inf)
+        torch.autograd.graph.increment_version([p for b in self.buckets for p in b.params])
+        self.versions = [p._version for b in self.buckets for p in b.params]
+
+    def _launch(self, b: Bucket, control_step: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
+        group, n = b.group, len(b.params)
+        beta1, beta2 = group["betas"]
+        lr = group["lr"]
+        none = b.bias  # stands where a pointer is not used
+        kernels.prepare[(-(-n // 128),)](
+            b.steps, b.bias, found_inf if found_inf is not None else none, n,
+            LOG2_BETA1=_log2(beta1), LOG2_BETA2=_log2(beta2), HAS_INF=found_inf is not None, BLOCK=128,
+        )  # fmt: skip
+        before = b.controlled and group["order"] == "before"
+        kernels.adam[(len(b.chunks),)](
+            b.ps, b.gs, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias,
+            lr.to(b.device) if isinstance(lr, Tensor) else float(lr), self.scales, b.partials,
+            factor if factor is not None else none, found_inf if found_inf is not None else none, control_step,
+            ONE_MINUS_BETA1=1 - beta1, ONE_MINUS_BETA2=1 - beta2, EPS=group["eps"], AMSGRAD=bool(group["amsgrad"]),
+            MAXIMIZE=bool(group["maximize"]), SCALE=before, SUM=b.controlled, HAS_INF=found_inf is not None,
+            HAS_FACTOR=factor is not None, LR_AT=isinstance(lr, Tensor), DROPPED=DROPPED_BITS.get(b.params[0].dtype, 0),
+            P=DTYPES[b.params[0].dtype], G=DTYPES[b.grads[0].dtype], S=DTYPES[b.exp_avgs[0].dtype], ALIGNED=b.aligned,
+            BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
+        )  # fmt: skip
+        if b.controlled:
+            kernels.finish_norms[(n,)](b.partials, b.firsts, b.slot_table, self.norms, BLOCK=1024)
+
+    def scale(self, b: Bucket, control_step: Tensor) -> None:
+        """Multiply the bucket's controlled weights by their factors."""
+        with _on(b.device):
+            kernels.scale[(len(b.chunks),)](
+                b.ps, b.numels, b.slot_table, b.chunks, self.scales, control_step, len(b.chunks),
+                DROPPED=DROPPED_BITS.get(b.params[0].dtype, 0), P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned,
+                BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
+            )  # fmt: skip
+
+    def grad_norm(self) -> Tensor:
+        """The joint norm of all gradients, in one pass over them."""
+        norms = []
+        for b in self.buckets:
+            each = torch.zeros(len(b.params), dtype=torch.float64, device=b.device)
+            everyone = torch.arange(len(b.params), dtype=torch.int32, device=b.device)
+            with _on(b.device):
+                kernels.sum_squares[(len(b.chunks),)](
+                    b.gs, b.numels, b.chunks, b.partials,
+                    P=DTYPES[b.grads[0].dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
+                )  # fmt: skip
+                kernels.finish_norms[(len(b.params),)](b.partials, b.firsts, everyone, each, BLOCK=1024)
+            norms.append(each)
+        return torch.linalg.vector_norm(torch.cat([n.to(norms[0].device) for n in norms]))
+
+
+class FusedWeights(Weights):
+    """Weights whose norms the plan has summed while writing them."""
+
+    def __init__(self, plan: Plan, params: list[Tensor], scope: Scope, buckets: list[Bucket], first: int, before: bool) -> None:
+        super().__init__(params, scope)
+        self.plan, self.buckets, self.before = plan, buckets, before
+        self.mine = slice(first, first + len(params))
+
+    def measure(self) -> Tensor:
+        if not self.plan.holds():
+            return super().measure()
+        return self.plan.norms[self.mine].clone()
+
+    def apply_(self, scale: Tensor, step: Tensor) -> None:
+        self.plan.scales[self.mine].copy_(scale)
+        if not self.before:  # else the next Adam pass multiplies, in the step that this one belongs to
+            for b in self.buckets:
+                self.plan.scale(b, step)
+            torch.autograd.graph.increment_version(self.params)
+            self.plan.versions = None
+
+
+def _is_dense(p: Tensor) -> bool:
+    return p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))
+
+
+def _addresses(tensors: list[Tensor], device: torch.device) -> Tensor:
+    return torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=device)
+
+
+def _log2(beta: float) -> float:
+    return math.log2(beta) if beta > 0 else -1e9  # 0 ** t is 0
+
+
+def _on(device: torch.device) -> Any:
+    return torch.cuda.device(device) if device.type == "cuda" else torch.no_grad()

@@ -1,0 +1,206 @@
+"""The fused step's Triton kernels: Adam over many tensors in one launch, summing the squares of what it writes.
+
+Tensors are reached through tables of addresses and cut into chunks, one program each. Sums go through memory in a
+fixed order, never through atomics, so that the same step gives the same bits. These kernels know nothing of targets
+and laws: they move weights, and ``fused.py`` says where to.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _hash(x):
+    """``rounding._hash`` on uint32."""
+    x = x ^ (x >> 16)
+    x = x * 0x85EBCA6B
+    x = x ^ (x >> 13)
+    x = x * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _seed(step_ptr, index, salt):
+    """``rounding.seed_of``: the bits that a tensor's rounding at this step is made from."""
+    step = tl.load(step_ptr).to(tl.uint32)
+    return _hash(_hash(step) + index.to(tl.uint32)) ^ salt
+
+
+@triton.jit
+def _round(x, offsets, seed, DROPPED: tl.constexpr):
+    """Round float32 at random to the format that lacks its last DROPPED bits, as ``rounding`` does."""
+    noise = _hash(offsets.to(tl.uint32) + seed) & ((1 << DROPPED) - 1)
+    bits = x.to(tl.uint32, bitcast=True) + noise
+    return (bits & (0xFFFFFFFF ^ ((1 << DROPPED) - 1))).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _at(table, index, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(table + index).to(tl.pointer_type(DTYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def prepare(steps, bias, found_inf, n, LOG2_BETA1: tl.constexpr, LOG2_BETA2: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr):
+    """Count the step of every tensor, and write its bias corrections ``1 - beta1^t`` and ``sqrt(1 - beta2^t)``."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    counted = 1.0
+    if HAS_INF:
+        counted = 1.0 - tl.load(found_inf)
+    step = tl.load(steps + i, inside, other=1.0) + counted
+    tl.store(steps + i, step, inside)
+    t = step.to(tl.float64)
+    tl.store(bias + 2 * i, (1.0 - tl.exp2(t * LOG2_BETA1)).to(tl.float32), inside)
+    tl.store(bias + 2 * i + 1, tl.sqrt(1.0 - tl.exp2(t * LOG2_BETA2)).to(tl.float32), inside)
+
+
+@triton.jit
+def _adam_block(
+    p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, mask, scale, g_factor, step_size, bias2, seed, skip,
+    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr,
+    SCALE: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
+):  # fmt: skip
+    """Adam on one block; returns the weights as written, in float32."""
+    g = tl.load(g_ptr + offsets, mask, other=0.0, eviction_policy="evict_first").to(tl.float32) * g_factor
+    p = tl.load(p_ptr + offsets, mask, other=0.0).to(tl.float32)
+    m = tl.load(m_ptr + offsets, mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    v = tl.load(v_ptr + offsets, mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    old = p
+    if SCALE:
+        p = p * scale
+    m = m + ONE_MINUS_BETA1 * (g - m)
+    v = v + ONE_MINUS_BETA2 * (g * g - v)
+    top = v
+    if AMSGRAD:
+        top = tl.maximum(tl.load(x_ptr + offsets, mask, other=0.0).to(tl.float32), v)
+    p = p - step_size * m / (tl.sqrt(top) / bias2 + EPS)
+    if DROPPED > 0:
+        p = _round(p, offsets, seed, DROPPED)
+    if HAS_INF:
+        write = skip == 0
+        mask = write if mask is None else mask & write
+        p = tl.where(write, p, old)
+    tl.store(p_ptr + offsets, p.to(p_ptr.dtype.element_ty), mask)
+    tl.store(m_ptr + offsets, m.to(m_ptr.dtype.element_ty), mask, eviction_policy="evict_first")
+    tl.store(v_ptr + offsets, v.to(v_ptr.dtype.element_ty), mask, eviction_policy="evict_first")
+    if AMSGRAD:
+        tl.store(x_ptr + offsets, top.to(x_ptr.dtype.element_ty), mask)
+    return p
+
+
+@triton.jit
+def adam(
+    ps, gs, ms, vs, xs, numels, slots, chunks, bias, lr, scales, partials, g_factor, found_inf, control_step,
+    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
+    SCALE: tl.constexpr, SUM: tl.constexpr, HAS_INF: tl.constexpr, HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
+    DROPPED: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One Adam step of one chunk: weights scaled first where SCALE, and the squares of the written ones summed where SUM."""
+    program = tl.program_id(0)
+    tensor = tl.load(chunks + 2 * program)
+    start = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
+    numel = tl.load(numels + tensor)
+    slot = tl.load(slots + tensor)
+    p_ptr, g_ptr = _at(ps, tensor, P, ALIGNED), _at(gs, tensor, G, ALIGNED)
+    m_ptr, v_ptr = _at(ms, tensor, S, ALIGNED), _at(vs, tensor, S, ALIGNED)
+    x_ptr = _at(xs, tensor, S, ALIGNED) if AMSGRAD else v_ptr
+    rate = tl.load(lr).to(tl.float32) if LR_AT else lr
+    step_size = rate / tl.load(bias + 2 * tensor)
+    bias2 = tl.load(bias + 2 * tensor + 1)
+    scale = tl.load(scales + slot, slot >= 0, other=1.0) if SCALE else 1.0
+    factor = tl.load(g_factor) if HAS_FACTOR else 1.0
+    if MAXIMIZE:
+        factor = -factor
+    skip = tl.load(found_inf) if HAS_INF else 0.0
+    seed = _seed(control_step, slot, 0x9E3779B9) if DROPPED > 0 else 0
+    squares = tl.zeros((BLOCK,), tl.float32)
+    if start + CHUNK <= numel:
+        for i in range(0, CHUNK, BLOCK):
+            offsets = start + i + tl.arange(0, BLOCK)
+            p = _adam_block(
+                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, None, scale, factor, step_size, bias2, seed, skip,
+                ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, SCALE, HAS_INF, DROPPED,
+            )  # fmt: skip
+            squares += p * p
+    else:
+        for i in range(0, numel - start, BLOCK):
+            offsets = start + i + tl.arange(0, BLOCK)
+            p = _adam_block(
+                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, scale, factor, step_size, bias2, seed, skip,
+                ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, SCALE, HAS_INF, DROPPED,
+            )  # fmt: skip
+            squares += tl.where(offsets < numel, p * p, 0.0)
+    if SUM:
+        tl.store(partials + program, tl.sum(squares))
+
+
+@triton.jit
+def sum_squares(ps, numels, chunks, partials, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """The sum of squares of one chunk of any tensors: weights that others have written, or gradients."""
+    program = tl.program_id(0)
+    tensor = tl.load(chunks + 2 * program)
+    start = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
+    numel = tl.load(numels + tensor)
+    p_ptr = _at(ps, tensor, P, ALIGNED)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    if start + CHUNK <= numel:
+        for i in range(0, CHUNK, BLOCK):
+            p = tl.load(p_ptr + start + i + tl.arange(0, BLOCK)).to(tl.float32)
+            squares += p * p
+    else:
+        for i in range(0, numel - start, BLOCK):
+            offsets = start + i + tl.arange(0, BLOCK)
+            p = tl.load(p_ptr + offsets, offsets < numel, other=0.0).to(tl.float32)
+            squares += p * p
+    tl.store(partials + program, tl.sum(squares))
+
+
+@triton.jit
+def finish_norms(partials, firsts, slots, norms, BLOCK: tl.constexpr):
+    """The norm of one tensor from the sums of its chunks, in float64, into its slot."""
+    tensor = tl.program_id(0)
+    slot = tl.load(slots + tensor)
+    if slot >= 0:
+        first, last = tl.load(firsts + tensor), tl.load(firsts + tensor + 1)
+        total = tl.zeros((BLOCK,), tl.float64)
+        for i in range(first, last, BLOCK):
+            at = i + tl.arange(0, BLOCK)
+            total += tl.load(partials + at, at < last, other=0.0).to(tl.float64)
+        tl.store(norms + slot, tl.sqrt(tl.sum(total)))
+
+
+@triton.jit
+def scale(
+    ps, numels, slots, chunks, scales, control_step, n_chunks,
+    DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Multiply one chunk by its tensor's factor; from the last chunk to the first, since the cache holds the last ones."""
+    program = n_chunks - 1 - tl.program_id(0)
+    tensor = tl.load(chunks + 2 * program)
+    slot = tl.load(slots + tensor)
+    if slot >= 0:
+        start = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
+        numel = tl.load(numels + tensor)
+        p_ptr = _at(ps, tensor, P, ALIGNED)
+        factor = tl.load(scales + slot)
+        seed = _seed(control_step, slot, 0) if DROPPED > 0 else 0
+        if start + CHUNK <= numel:
+            for i in range(0, CHUNK, BLOCK):
+                offsets = start + i + tl.arange(0, BLOCK)
+                p = tl.load(p_ptr + offsets).to(tl.float32) * factor
+                if DROPPED > 0:
+                    p = _round(p, offsets, seed, DROPPED)
+                tl.store(p_ptr + offsets, p.to(P))
+        else:
+            for i in range(0, numel - start, BLOCK):
+                offsets = start + i + tl.arange(0, BLOCK)
+                p = tl.load(p_ptr + offsets, offsets < numel, other=0.0).to(tl.float32) * factor
+                if DROPPED > 0:
+                    p = _round(p, offsets, seed, DROPPED)
+                tl.store(p_ptr + offsets, p.to(P), offsets < numel)
