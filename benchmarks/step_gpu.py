@@ -27,10 +27,11 @@ from normcontrol import AdamWN, NormControl, linear
 RATIO = linear(1.0, 2.0, steps=2500)
 
 
-def gpt2_shapes(layers: int, width: int, vocabulary: int = 50304, context: int = 1024) -> list[tuple[int, ...]]:
+def gpt2_shapes(layers: int, width: int, vocabulary: int = 50257, context: int = 1024) -> list[tuple[int, ...]]:
+    """Every tensor of GPT-2 with its biases, in the order of the model: 148 for 12 layers."""
     d = width
-    block = [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d), (d,), (d,)]
-    return [(vocabulary, d), (context, d), *(block * layers), (d,)]
+    block = [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
+    return [(vocabulary, d), (context, d), *(block * layers), (d,), (d,)]
 
 
 SHAPES = {

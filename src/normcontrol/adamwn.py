@@ -135,7 +135,7 @@ class AdamWN(NormControl):
 
     def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
         grad_scale = getattr(self, "grad_scale", None)
-        factor = None if self.max_grad_norm is None else self._clip(grad_scale)
+        factor = None if self.max_grad_norm is None else self._clip(self.max_grad_norm, grad_scale)
         if self._plan is None:
             if factor is not None:
                 grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -147,7 +147,7 @@ class AdamWN(NormControl):
         return None
 
     @torch.no_grad()
-    def _clip(self, grad_scale: Tensor | None) -> Tensor:
+    def _clip(self, to: float, grad_scale: Tensor | None) -> Tensor:
         """The factor that clips the gradients, as ``clip_grad_norm_`` computes it; GradScaler's scale is not theirs."""
         if self._plan is not None:
             norm = self._plan.grad_norm()
@@ -155,7 +155,7 @@ class AdamWN(NormControl):
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
             norm = join(measure(grads, SCOPES["global"]), SCOPES["global"])
         self.grad_norm = norm if grad_scale is None else norm / grad_scale
-        return (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)
+        return (to / (self.grad_norm + 1e-6)).clamp(max=1.0)
 
 
 def _look_at(params: ParamsT, fused: bool | None, foreach: bool | None, differentiable: bool) -> tuple[Any, str | None]:

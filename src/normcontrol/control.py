@@ -40,8 +40,9 @@ def control_(
     norm = join(parts, weights.scope)  #             ||theta_t||
     target = ratio * reference  #                    r_t ||theta_0||
     scale = LAWS[law](norm, target, rate)  #         1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
-    usable = torch.isfinite(scale + norm) if skip is None else torch.isfinite(scale + norm) & (skip == 0)
-    scale = torch.where(usable, scale, torch.ones_like(scale))
+    scale = (scale + (norm - norm)).nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
+    if skip is not None:
+        scale = torch.where(skip == 0, scale, 1.0)
     weights.apply_(scale, step)  #                   theta_t <- scale * theta_t
     return parts, target, scale
 
@@ -73,7 +74,7 @@ class NormControl(Optimizer):
     True
     """
 
-    _KEPT: tuple[str, ...] = ("optimizer", "_settings", "_fresh", "_calls")  # what a copy or a pickle takes along
+    _KEPT: tuple[str, ...] = ("optimizer", "_settings", "_fresh", "_calls", "_counted")  # what a copy or a pickle takes along
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class NormControl(Optimizer):
         if isinstance(optimizer, NormControl):
             raise TypeError("The optimizer is under norm control already; give its settings there, by group if need be.")
         given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law, "order": order}
-        self.__setstate__({"optimizer": optimizer, "_settings": given, "_fresh": True, "_calls": 0, "_sets": []})
+        self.__setstate__({"optimizer": optimizer, "_settings": given, "_fresh": True, "_calls": 0, "_counted": True, "_sets": []})
         for index in range(len(self.param_groups)):
             self._adopt(index)
         self._build()
@@ -151,9 +152,7 @@ class NormControl(Optimizer):
             self._begin()
         self._check_unchanged()
         found_inf = getattr(self, "found_inf", None)
-        self._step.add_(1 if found_inf is None else 1 - found_inf.to(self._step))
-        if not torch.compiler.is_compiling():
-            self._calls += 1
+        self._count(found_inf)
 
         loss = None
         if closure is not None and self._closure_comes_first():
@@ -165,6 +164,16 @@ class NormControl(Optimizer):
         stepped = self._inner_step(closure)
         self._control("after", found_inf)
         return stepped if loss is None else loss
+
+    def _count(self, found_inf: Tensor | None) -> None:
+        """Count the step on the device; on the host too, for as long as the host can know what the device does."""
+        self._step.add_(1 if found_inf is None else 1 - found_inf.to(self._step))
+        if torch.compiler.is_compiling():
+            self._counted = False
+        else:
+            captured = self._step.is_cuda and torch.cuda.is_current_stream_capturing()
+            self._counted = self._counted and found_inf is None and not captured
+            self._calls += 1
 
     def _closure_comes_first(self) -> bool:
         """Whether the gradients must be there before the control, not only before the optimizer's step."""
@@ -199,20 +208,25 @@ class NormControl(Optimizer):
         schedule = s.settings[name]
         if callable(schedule) and not isinstance(schedule, Schedule):  # put into the group by hand
             schedule = s.settings[name] = custom(schedule)
-        value = schedule.at(self._step.to(s.initial.dtype), s.settings) if isinstance(schedule, Schedule) else schedule
         if isinstance(schedule, lr_times) and any(g["lr"] is not s.settings["lr"] and g["lr"] != s.settings["lr"] for g in s.groups):
             raise ValueError(
                 f"rate={schedule!r} follows the learning rate, but the groups that share the global norm have different ones: "
                 f"{[float(g['lr']) for g in s.groups]}. Use scope='group', so that each group has a norm and a rate of its own."
             )
-        if torch.compiler.is_compiling():
+        on_host = self._counted and not torch.compiler.is_compiling()
+        step = torch.tensor(self._calls, dtype=s.initial.dtype) if on_host else self._step.to(s.initial.dtype)
+        value = schedule.at(step, s.settings) if isinstance(schedule, Schedule) else schedule
+        if not on_host:
             return value
         if isinstance(schedule, trace):
             schedule.note_end(self._calls)
-        seen = value if isinstance(value, float | int) else value.item() if value.is_cpu and isinstance(schedule, custom) else None
-        if seen is not None and not low <= seen <= high:
+        if isinstance(value, Tensor):
+            if not value.is_cpu:  # a learning rate that lives on the device
+                return value
+            value = value.item()
+        if not low <= value <= high:
             raise ValueError(
-                f"{name}={schedule!r} is {seen:g} at step {self._calls}: it must stay within [{low:g}, {high:g}]. "
+                f"{name}={schedule!r} is {value:g} at step {self._calls}: it must stay within [{low:g}, {high:g}]. "
                 "Mend the schedule; the weights were not scaled at this step."
             )
         return value
@@ -301,7 +315,7 @@ class NormControl(Optimizer):
         for group in self.param_groups:
             group["control_step"] = step
             group["norm0"] = group["norm0"].to(step.device)
-        self._calls = int(step.item())
+        self._calls, self._counted = int(step.item()), True
         self._fresh = self._calls == 0
         self._build()
         for after in self._optimizer_load_state_dict_post_hooks.values():

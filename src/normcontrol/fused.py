@@ -29,7 +29,7 @@ try:
 except ImportError:  # no Triton: AdamWN goes on with torch's own implementations
     triton = None
 
-BLOCK, WARPS, BLOCKS_A_CHUNK = 1024, 4, 8
+BLOCK, WARPS, BLOCKS_A_CHUNK = 512, 4, 4
 """Elements that a program handles at a time, the warps it has, and the blocks it goes through: the fastest of those
 tried by ``benchmarks/step_gpu.py --tune`` on an H200."""
 
@@ -68,12 +68,15 @@ class Bucket:
     steps: Tensor
     slots: list[int]
     aligned: bool
+    adam_state: Any
 
     def __post_init__(self) -> None:
         p = self.params[0]
         self.device = p.device
         sizes = [t.numel() for t in self.params]
-        self.chunk = BLOCK * (BLOCKS_A_CHUNK if sum(sizes) < 1 << 29 else 4 * BLOCKS_A_CHUNK)  # tables of well under a megabyte, even for billions
+        self.chunk = BLOCK * BLOCKS_A_CHUNK
+        while sum(sizes) > self.chunk << 16:  # tables of under a megabyte, however large the model
+            self.chunk *= 2
         counts = [-(-n // self.chunk) for n in sizes]
         tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         firsts = torch.tensor([0, *counts]).cumsum(0)
@@ -86,18 +89,35 @@ class Bucket:
         self.bias = torch.zeros(2 * len(sizes), device=self.device)
         self.ps, self.ms, self.vs = (_addresses(t, self.device) for t in (self.params, self.exp_avgs, self.exp_avg_sqs))
         self.xs = _addresses(self.max_exp_avg_sqs, self.device) if self.max_exp_avg_sqs else self.vs
+        self.states = [self.adam_state[t] for t in self.params]
         self.p_at = [t.data_ptr() for t in self.params]
         self.at = [t.data_ptr() for t in self.grads]
         self.gs = _addresses(self.grads, self.device)
         self.host = torch.zeros(len(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda")  # for graph capture alone
         self.controlled = any(slot >= 0 for slot in self.slots)
 
-    def point_at(self, grads: list[int]) -> None:
+    def still_fits(self) -> bool:
+        """Whether weights and moments are where they were. Gradients are new tensors at every step; they may move."""
+        for p, address, state, m, v in zip(self.params, self.p_at, self.states, self.exp_avgs, self.exp_avg_sqs, strict=True):
+            if state["exp_avg"] is not m or state["exp_avg_sq"] is not v or p.data_ptr() != address:
+                return False
+        dtype = self.grads[0].dtype
+        grads: list[Any] = [p.grad for p in self.params]
+        for p, old, new in zip(self.params, self.grads, grads, strict=True):
+            if new is not old and (new.dtype != dtype or new.stride() != p.stride()):
+                return False
+        at = [g.data_ptr() for g in grads]
+        if at != self.at or _capturing(self.device):
+            if self.aligned and any(address % 16 for address in at):
+                return False
+            self._point_at(at)
+        self.grads = grads
+        return True
+
+    def _point_at(self, grads: list[int]) -> None:
         """New gradients in place of the old: their addresses go to the device without waiting for it."""
-        if grads == self.at:
-            return
         self.at = grads
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if _capturing(self.device):
             self.host.copy_(torch.tensor(grads))  # stays as it is for as long as the graph is replayed
             self.gs.copy_(self.host, non_blocking=True)
         else:
@@ -110,10 +130,12 @@ class Plan:
 
     def __init__(self, adam: Any, sets: list[WeightSet]) -> None:
         slots = {p: i for i, p in enumerate(p for s in sets if s.scope.axes is None for p in s.params)}
-        self.adam = adam
+        self.adam, self.state = adam, adam.state
         self.buckets: list[Bucket] = []
         for group in adam.param_groups:
             self._fill(group, slots)
+        if len({b.device for b in self.buckets}) > 1:
+            raise Unfit("the parameters are on several devices")
         self.given = [p.grad is not None for group in adam.param_groups for p in group["params"]]
         planned = {p for b in self.buckets for p in b.params}
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
@@ -134,43 +156,28 @@ class Plan:
         keys: dict[Any, list[int]] = {}
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             raise Unfit("the betas are tensors")
-        for i, (p, g, m) in enumerate(zip(params, grads, exp_avgs, strict=True)):
+        for i, (param, grad, moment) in enumerate(zip(params, grads, exp_avgs, strict=True)):
             tensors = [t[i] for t in (params, grads, exp_avgs, exp_avg_sqs)] + ([maxima[i]] if maxima else [])
-            if g.dtype not in DTYPES or m.dtype not in DTYPES:
-                raise Unfit(f"a gradient is {g.dtype} or its moments are {m.dtype}")
-            if not _is_dense(p) or any(t.stride() != p.stride() for t in tensors):
+            if grad.dtype not in DTYPES or moment.dtype not in DTYPES:
+                raise Unfit(f"a gradient is {grad.dtype} or its moments are {moment.dtype}")
+            if not _is_dense(param) or any(t.stride() != param.stride() for t in tensors):
                 raise Unfit("a parameter, its gradient and its moments are not laid out alike in memory")
             aligned = all(t.data_ptr() % 16 == 0 for t in tensors)
-            keys.setdefault((p.device, p.dtype, g.dtype, m.dtype, aligned), []).append(i)
+            keys.setdefault((param.device, param.dtype, grad.dtype, moment.dtype, aligned), []).append(i)
         for key, indices in keys.items():
             together = torch.stack([steps[i] for i in indices]).to(key[0])
             for step, i in zip(together.unbind(), indices, strict=True):
-                self.adam.state[params[i]]["step"] = step  # a view: one addition counts them all
-            picked = [[t[i] for i in indices] for t in (params, grads, exp_avgs, exp_avg_sqs)]
-            top = [maxima[i] for i in indices] if maxima else []
-            self.buckets.append(Bucket(group, *picked, top, together, [slots.get(params[i], -1) for i in indices], key[-1]))
+                self.state[params[i]]["step"] = step  # a view: one addition counts them all
+            p, g, m, v, x = ([t[i] for i in indices] if t else [] for t in (params, grads, exp_avgs, exp_avg_sqs, maxima))
+            mine = [slots.get(t, -1) for t in p]
+            self.buckets.append(Bucket(group, p, g, m, v, x, together, mine, aligned=key[-1], adam_state=self.state))
 
     def fits(self) -> bool:
         """Whether the plan still describes the optimizer; new gradients are taken over."""
         groups = self.adam.param_groups
-        if self.given != [p.grad is not None for group in groups for p in group["params"]]:
+        if self.state is not self.adam.state or self.given != [p.grad is not None for group in groups for p in group["params"]]:
             return False
-        state = self.adam.state
-        for b in self.buckets:
-            if not any(b.group is g for g in groups):
-                return False
-            for p, m, v, address in zip(b.params, b.exp_avgs, b.exp_avg_sqs, b.p_at, strict=True):
-                if state[p].get("exp_avg") is not m or state[p].get("exp_avg_sq") is not v or p.data_ptr() != address:
-                    return False
-            grads = [p.grad for p in b.params]
-            if any(g.dtype != b.grads[0].dtype or g.stride() != p.stride() for g, p in zip(grads, b.params, strict=True)):
-                return False
-            at = [g.data_ptr() for g in grads]
-            if b.aligned and any(a % 16 for a in at):
-                return False
-            b.grads = grads
-            b.point_at(at)
-        return True
+        return all(any(b.group is g for g in groups) and b.still_fits() for b in self.buckets)
 
     def holds(self) -> bool:
         """Whether the summed norms are still those of the weights, or someone else has written to them since."""
@@ -260,6 +267,10 @@ def _is_dense(p: Tensor) -> bool:
 
 def _addresses(tensors: list[Tensor], device: torch.device) -> Tensor:
     return torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=device)
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _log2(beta: float) -> float:

@@ -65,11 +65,11 @@ def _adam_block(
     ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr,
     SCALE: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
-    """Adam on one block; returns the weights as written, in float32."""
-    g = tl.load(g_ptr + offsets, mask, other=0.0, eviction_policy="evict_first").to(tl.float32) * g_factor
-    p = tl.load(p_ptr + offsets, mask, other=0.0).to(tl.float32)
-    m = tl.load(m_ptr + offsets, mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    v = tl.load(v_ptr + offsets, mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    """Adam on one block; returns the weights as written, in float32 (and anything at all where the mask is off)."""
+    g = tl.load(g_ptr + offsets, mask).to(tl.float32) * g_factor
+    p = tl.load(p_ptr + offsets, mask).to(tl.float32)
+    m = tl.load(m_ptr + offsets, mask).to(tl.float32)
+    v = tl.load(v_ptr + offsets, mask).to(tl.float32)
     old = p
     if SCALE:
         p = p * scale
@@ -77,7 +77,7 @@ def _adam_block(
     v = v + ONE_MINUS_BETA2 * (g * g - v)
     top = v
     if AMSGRAD:
-        top = tl.maximum(tl.load(x_ptr + offsets, mask, other=0.0).to(tl.float32), v)
+        top = tl.maximum(tl.load(x_ptr + offsets, mask).to(tl.float32), v)
     p = p - step_size * m / (tl.sqrt(top) / bias2 + EPS)
     if DROPPED > 0:
         p = _round(p, offsets, seed, DROPPED)
@@ -86,8 +86,8 @@ def _adam_block(
         mask = write if mask is None else mask & write
         p = tl.where(write, p, old)
     tl.store(p_ptr + offsets, p.to(p_ptr.dtype.element_ty), mask)
-    tl.store(m_ptr + offsets, m.to(m_ptr.dtype.element_ty), mask, eviction_policy="evict_first")
-    tl.store(v_ptr + offsets, v.to(v_ptr.dtype.element_ty), mask, eviction_policy="evict_first")
+    tl.store(m_ptr + offsets, m.to(m_ptr.dtype.element_ty), mask)
+    tl.store(v_ptr + offsets, v.to(v_ptr.dtype.element_ty), mask)
     if AMSGRAD:
         tl.store(x_ptr + offsets, top.to(x_ptr.dtype.element_ty), mask)
     return p
@@ -114,7 +114,7 @@ def adam(
     step_size = rate / tl.load(bias + 2 * tensor)
     bias2 = tl.load(bias + 2 * tensor + 1)
     scale = tl.load(scales + slot, slot >= 0, other=1.0) if SCALE else 1.0
-    factor = tl.load(g_factor) if HAS_FACTOR else 1.0
+    factor = tl.load(g_factor).to(tl.float32) if HAS_FACTOR else 1.0
     if MAXIMIZE:
         factor = -factor
     skip = tl.load(found_inf) if HAS_INF else 0.0
@@ -129,7 +129,7 @@ def adam(
             )  # fmt: skip
             squares += p * p
     else:
-        for i in range(0, numel - start, BLOCK):
+        for i in range(0, (numel - start).to(tl.int32), BLOCK):
             offsets = start + i + tl.arange(0, BLOCK)
             p = _adam_block(
                 p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, scale, factor, step_size, bias2, seed, skip,
@@ -154,7 +154,7 @@ def sum_squares(ps, numels, chunks, partials, P: tl.constexpr, ALIGNED: tl.const
             p = tl.load(p_ptr + start + i + tl.arange(0, BLOCK)).to(tl.float32)
             squares += p * p
     else:
-        for i in range(0, numel - start, BLOCK):
+        for i in range(0, (numel - start).to(tl.int32), BLOCK):
             offsets = start + i + tl.arange(0, BLOCK)
             p = tl.load(p_ptr + offsets, offsets < numel, other=0.0).to(tl.float32)
             squares += p * p
@@ -198,7 +198,7 @@ def scale(
                     p = _round(p, offsets, seed, DROPPED)
                 tl.store(p_ptr + offsets, p.to(P))
         else:
-            for i in range(0, numel - start, BLOCK):
+            for i in range(0, (numel - start).to(tl.int32), BLOCK):
                 offsets = start + i + tl.arange(0, BLOCK)
                 p = tl.load(p_ptr + offsets, offsets < numel, other=0.0).to(tl.float32) * factor
                 if DROPPED > 0:
