@@ -130,10 +130,11 @@ def test_a_replayed_trace_says_once_that_it_has_ended():
         warnings.simplefilter("error")
         for _ in range(2):
             opt.step()
-    with pytest.warns(UserWarning, match="trace ends at step 2 and the run goes on: its last value, 2, is held") as said:
-        for _ in range(3):
-            opt.step()
-    assert len(said) == 1
+    with pytest.warns(UserWarning, match="trace ends at step 2 and the run goes on: its last value, 2, is held"):
+        opt.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
     assert total_norm([p for p in model.parameters() if p.dim() >= 2]) == pytest.approx(2 * first, rel=1e-6)
 
 
