@@ -14,6 +14,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from normcontrol.law import LAWS
 from normcontrol.schedule import Schedule, Value, custom, lr_times, to_plain, trace
@@ -186,11 +187,17 @@ class NormControl(Optimizer):
         """The wrapped optimizer's step, with GradScaler's scale and overflow flag passed on to it."""
         scaler = {name: getattr(self, name) for name in ("grad_scale", "found_inf") if name in self.__dict__}
         self.optimizer.__dict__.update(scaler)
+        # Hooks on all optimizers see this one; the optimizer inside it must not call them a second time.
+        hooks = [(live, dict(live)) for live in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks) if live]
+        for live, _ in hooks:
+            live.clear()
         try:
             return self.optimizer.step(closure) if closure is not None else self.optimizer.step()
         finally:
             for name in scaler:
                 del self.optimizer.__dict__[name]
+            for live, kept in hooks:
+                live.update(kept)
 
     def _control(self, order: str, found_inf: Tensor | None) -> None:
         with torch.set_grad_enabled(self.defaults.get("differentiable", False)):

@@ -1,0 +1,372 @@
+"""What ``torch.optim.AdamW`` does, AdamWN does: torch's own optimizer database drives both through the same scenarios.
+
+Every scenario runs with AdamW too, which shows that it asks for nothing AdamW does not do.
+"""
+
+import copy
+import inspect
+import io
+import itertools
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
+
+from normcontrol import AdamWN, NormControl
+
+ADAMW = next(info for info in optim_db if info.optim_cls is torch.optim.AdamW)
+IMPLEMENTATIONS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+
+
+def inputs():
+    """Every constructor call of the database, for every implementation; what is said to need CUDA, without that."""
+    cpu = ADAMW.optim_inputs_func(device="cpu", dtype=torch.float32)
+    cuda = [i for i in ADAMW.optim_inputs_func(device="cuda", dtype=torch.float32) if i.kwargs.pop("capturable", False)]
+    for (name, flags), given in itertools.product(IMPLEMENTATIONS.items(), cpu + cuda):
+        tensors = any(isinstance(v, torch.Tensor) for v in (given.kwargs.get("lr"), *given.kwargs.get("betas", ())))
+        if tensors and name in ("foreach", "fused"):  # AdamW refuses the one, and its CPU kernel the other's betas
+            continue
+        yield pytest.param({**given.kwargs, **flags}, id=f"{given.desc}-{name}".replace(" ", "_"))
+
+
+both = pytest.mark.parametrize("cls", [torch.optim.AdamW, AdamWN])
+every_input = pytest.mark.parametrize("kwargs", list(inputs()))
+
+
+class Run:
+    """A least-squares problem, its optimizer, and the step that every scenario repeats."""
+
+    def __init__(self, cls, kwargs, dtype=torch.float32):
+        generator = torch.Generator().manual_seed(0)
+        self.weight = Parameter(torch.randn(10, 5, generator=generator, dtype=dtype))
+        self.bias = Parameter(torch.randn(10, generator=generator, dtype=dtype))
+        self.input = torch.randn(5, generator=generator, dtype=dtype)
+        self.opt = cls([self.weight, self.bias], **copy.deepcopy(kwargs))
+
+    def error(self):
+        return (self.weight.mv(self.input) + self.bias).abs().square().sum()
+
+    def loss(self):
+        return -self.error() if self.opt.param_groups[0]["maximize"] else self.error()
+
+    def closure(self):
+        self.opt.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        return loss
+
+    def step(self, times=1):
+        for _ in range(times):
+            self.closure()
+            self.opt.step()
+
+    def weights(self):
+        return [p.detach().clone() for p in (self.weight, self.bias)]
+
+    def continued_by(self, opt, weight, bias):
+        """The same problem with a copy of everything that changes."""
+        other = copy.copy(self)
+        other.opt, other.weight, other.bias = opt, weight, bias
+        return other
+
+
+def assert_same(a, b):
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@both
+@every_input
+def test_training_reduces_the_loss(cls, kwargs):
+    run = Run(cls, kwargs)
+    before = run.error().item()
+    run.step(20)
+    assert run.error().item() < before
+    assert len(run.opt.state) == 2
+
+
+@both
+@every_input
+def test_gradients_are_left_as_they_are(cls, kwargs):
+    run = Run(cls, kwargs)
+    run.closure()
+    before = [p.grad.clone() for p in (run.weight, run.bias)]
+    run.opt.step()
+    assert_same(before, [run.weight.grad, run.bias.grad])
+
+
+@both
+@every_input
+def test_a_state_saved_and_loaded_goes_on_bit_for_bit(cls, kwargs):
+    run = Run(cls, kwargs)
+    run.step(3)
+    file = io.BytesIO()
+    torch.save({"opt": run.opt.state_dict(), "weights": run.weights()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    weight, bias = (Parameter(w) for w in saved["weights"])
+    opt = cls([weight, bias], **copy.deepcopy(kwargs))
+    opt.load_state_dict(state_dict=saved["opt"])
+    other = run.continued_by(opt, weight, bias)
+    for r in (run, other):
+        r.step(5)
+    assert_same(run.weights(), other.weights())
+
+
+@both
+@every_input
+def test_a_deepcopy_goes_on_bit_for_bit(cls, kwargs):
+    run = Run(cls, kwargs)
+    run.step(3)
+    opt, weight, bias = copy.deepcopy((run.opt, run.weight, run.bias))
+    other = run.continued_by(opt, weight, bias)
+    run.step(5)
+    assert not torch.equal(run.weight, weight)
+    other.step(5)
+    assert_same(run.weights(), other.weights())
+
+
+@both
+@every_input
+def test_a_pickle_goes_on_bit_for_bit(cls, kwargs):
+    run = Run(cls, kwargs)
+    run.step(3)
+    opt, weight, bias = pickle.loads(pickle.dumps((run.opt, run.weight, run.bias)))
+    other = run.continued_by(opt, weight, bias)
+    for r in (run, other):
+        r.step(5)
+    assert_same(run.weights(), other.weights())
+
+
+@both
+@every_input
+@pytest.mark.parametrize("schedulers", ADAMW.scheduler_inputs)
+def test_learning_rate_schedulers_drive_it(cls, kwargs, schedulers):
+    run = Run(cls, kwargs)
+    made = [make(run.opt) for make in schedulers]
+    before = run.error().item()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as "lr_scheduler.step() before optimizer.step()"
+        for _ in range(25):
+            run.step()
+            for scheduler in made:
+                if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                    scheduler.step(run.error().item())
+                else:
+                    scheduler.step()
+    assert run.error().item() < before
+    assert float(run.opt.param_groups[0]["lr"]) < float(kwargs.get("lr", 1e-3))
+
+
+@both
+@pytest.mark.parametrize(
+    "given", ADAMW.optim_error_inputs_func(device="cpu", dtype=torch.float32), ids=lambda e: e.optimizer_error_input.desc
+)
+def test_what_adamw_refuses_is_refused_in_the_same_words(cls, given):
+    params = given.optimizer_error_input.params
+    if params is None:
+        params = [Parameter(torch.randn(2, 3))]
+    assert given.error_on is OptimizerErrorEnum.CONSTRUCTION_ERROR
+    expect = pytest.warns if issubclass(given.error_type, Warning) else pytest.raises
+    with expect(given.error_type, match=given.error_regex):
+        cls(params, **given.optimizer_error_input.kwargs)
+
+
+@both
+def test_capturable_on_the_cpu_is_refused_at_the_step(cls):
+    run = Run(cls, {"capturable": True})
+    with pytest.raises(AssertionError, match="capturable=True, params and state_steps must be on supported devices"):
+        run.step()
+
+
+@both
+@pytest.mark.parametrize("flag", ADAMW.not_og_supported_flags)
+def test_states_from_before_a_flag_existed_load(cls, flag):
+    run = Run(cls, {})
+    run.step(2)
+    old = copy.deepcopy(run.opt.state_dict())
+    for group in old["param_groups"]:
+        del group[flag]
+    run.opt.load_state_dict(old)
+    run.step()
+    assert not run.opt.param_groups[0][flag]
+
+
+@both
+def test_step_hooks_run_once_each_in_order(cls):
+    run, seen = Run(cls, {}), []
+
+    def note(name):
+        return lambda opt, args, kwargs: seen.append((name, opt))
+
+    handles = [
+        register_optimizer_step_pre_hook(note("global before")),
+        register_optimizer_step_post_hook(note("global after")),
+        run.opt.register_step_pre_hook(note("before")),
+        run.opt.register_step_post_hook(note("after")),
+    ]
+    try:
+        run.step(2)
+    finally:
+        for handle in handles:
+            handle.remove()
+    run.step()
+    assert [name for name, _ in seen] == ["global before", "before", "after", "global after"] * 2
+    assert all(opt is run.opt for _, opt in seen)
+
+
+@both
+def test_hooks_of_state_dict_and_load_state_dict(cls):
+    run, seen = Run(cls, {}), []
+    run.opt.register_state_dict_pre_hook(lambda opt: seen.append("before saving"))
+    run.opt.register_state_dict_post_hook(lambda opt, state: {**state, "extra": 1})
+    run.opt.register_load_state_dict_pre_hook(lambda opt, state: seen.append(f"before loading {sorted(state)}"))
+    run.opt.register_load_state_dict_post_hook(lambda opt: seen.append("after loading"))
+    state = run.opt.state_dict()
+    assert state["extra"] == 1
+    run.opt.load_state_dict(state)
+    assert seen == ["before saving", "before loading ['extra', 'param_groups', 'state']", "after loading"]
+
+
+@both
+@every_input
+def test_a_closure_is_called_once_and_its_loss_returned(cls, kwargs):
+    run, losses = Run(cls, kwargs), []
+
+    def closure():
+        assert torch.is_grad_enabled()
+        losses.append(run.closure())
+        return losses[-1]
+
+    returned = run.opt.step(closure)
+    assert len(losses) == 1
+    assert returned is losses[0]
+    assert run.opt.step() is None
+
+
+@both
+@pytest.mark.parametrize("names", [False, True])
+def test_a_group_added_later_trains_with_its_own_settings(cls, names):
+    first, second = Parameter(torch.ones(3, 3)), Parameter(torch.ones(3, 3))
+    opt = cls([("first", first)] if names else [first], lr=0.1)
+    opt.add_param_group({"params": [("second", second)] if names else [second], "lr": 0.0})
+    assert [g["lr"] for g in opt.param_groups] == [0.1, 0.0]
+    before = second.detach().clone()
+    (first.sum() + second.sum()).backward()
+    opt.step()
+    assert not torch.equal(first, torch.ones(3, 3))
+    assert torch.allclose(second / second.norm(), before / before.norm())  # no step of its own; it may be scaled
+    with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):
+        opt.add_param_group({"params": [("first", first)] if names else [first]})
+    assert len(opt.param_groups) == 2
+    opt.step()
+
+
+@both
+def test_zero_grad(cls):
+    run = Run(cls, {})
+    run.loss().backward()
+    run.opt.zero_grad(set_to_none=False)
+    assert run.weight.grad.abs().sum() == 0
+    run.opt.zero_grad()
+    assert run.weight.grad is None
+
+
+@both
+@pytest.mark.parametrize("implementation", ["for-loop", "foreach"])
+@pytest.mark.parametrize("flags", [{}, {"amsgrad": True}, {"weight_decay": 0.5, "maximize": True}])
+def test_complex_parameters_are_pairs_of_real_ones(cls, implementation, flags):
+    generator = torch.Generator().manual_seed(0)
+    whole = Parameter(torch.randn(4, 3, generator=generator, dtype=torch.complex64))
+    pair = Parameter(torch.view_as_real(whole.detach()).clone())
+    run = [cls([p], lr=0.1, **IMPLEMENTATIONS[implementation], **flags) for p in (whole, pair)]
+    for _ in range(20):
+        for p, opt in zip((whole, pair), run, strict=True):
+            opt.zero_grad()
+            (p - 3).abs().square().sum().backward() if p is whole else (p - torch.tensor([3.0, 0.0])).square().sum().backward()
+            opt.step()
+    assert torch.allclose(torch.view_as_real(whole.detach()), pair, rtol=1e-5)
+
+
+@both
+@pytest.mark.parametrize("flags", [{}, {"maximize": True}, {"weight_decay": 0.1}])
+def test_differentiable_steps_have_the_right_derivative(cls, flags):
+    """With an absolute target, since a ratio's reference is a constant that numerical differentiation would vary."""
+    control = {"norm": 2.0, "rate": 0.3} if cls is AdamWN else {}
+
+    def after_two_steps(w, grad):
+        w = w.clone()
+        opt = cls([w], lr=0.1, differentiable=True, **flags, **control)
+        for factor in (1.0, 0.5):
+            w.grad = grad * factor
+            opt.step()
+        return w
+
+    generator = torch.Generator().manual_seed(0)
+    w, grad = (torch.randn(3, 2, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(after_two_steps, (w, grad))
+
+
+@both
+@pytest.mark.parametrize("implementation", ["for-loop", "fused"])
+def test_a_learning_rate_in_a_tensor_is_the_same_as_a_number(cls, implementation):
+    runs = [Run(cls, {"lr": lr, **IMPLEMENTATIONS[implementation]}) for lr in (2.0**-6, torch.tensor(2.0**-6))]
+    for run in runs:
+        run.step(10)
+    for a, b in zip(runs[0].weights(), runs[1].weights(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-6)
+
+
+@both
+def test_betas_in_tensors_are_the_same_as_numbers(cls):
+    betas = (0.5, 0.75)
+    runs = [Run(cls, {"betas": b, "foreach": False}) for b in (betas, tuple(map(torch.tensor, betas)))]
+    for run in runs:
+        run.step(10)
+    for a, b in zip(runs[0].weights(), runs[1].weights(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5)
+
+
+@both
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_default_dtype_of_float64_works(cls, foreach):
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        run = Run(cls, {"foreach": foreach})
+        run.step(3)
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.isfinite(w).all() for w in run.weights())
+
+
+@both
+def test_it_is_an_optimizer_that_prints_its_settings(cls):
+    opt = Run(cls, {"lr": 0.125}).opt
+    assert isinstance(opt, torch.optim.Optimizer)
+    assert repr(opt).startswith(cls.__name__)
+    assert "lr: 0.125" in repr(opt)
+    assert opt.defaults["lr"] == 0.125
+
+
+def test_its_arguments_begin_with_those_of_adamw():
+    theirs = list(inspect.signature(torch.optim.AdamW.__init__).parameters.values())
+    ours = list(inspect.signature(AdamWN.__init__).parameters.values())
+    shape = [(p.name, p.kind, p.default) for p in theirs]
+    assert [(p.name, p.kind, p.default) for p in ours][: len(shape)] == shape
+    assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(shape) :])
+
+
+@pytest.mark.parametrize("cls", [NormControl, AdamWN])
+def test_overridden_methods_keep_the_arguments_of_the_base(cls):
+    """torch.distributed.checkpoint and others pass them by name."""
+    overridden = [
+        name for name, value in vars(torch.optim.Optimizer).items() if callable(value) and name in vars(cls) and name != "__init__"
+    ]
+    assert overridden
+    for name in overridden:
+        base, ours = (inspect.signature(getattr(c, name)).parameters for c in (torch.optim.Optimizer, cls))
+        assert list(ours) == list(base), name
