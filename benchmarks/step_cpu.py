@@ -1,0 +1,143 @@
+"""What a step of AdamWN costs beside torch's own AdamW on the CPU: time and peak memory, as ratios.
+
+Both optimizers step the same weights with the same gradients and the same implementation, in turn, in one process, so
+that whatever else the machine does hits both; medians are compared. Run it with ``make bench``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from normcontrol import AdamWN
+
+BYTES_ADAM = 28  # a weight in fp32: weight, m and v are read and written, the gradient read
+BYTES_CONTROL = 12  # the norm reads the weight; the factor, known only then, reads and writes it
+IMPLEMENTATIONS: dict[str, dict[str, bool]] = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}
+
+
+def gpt2_shapes(layers: int) -> list[tuple[int, ...]]:
+    """The weights of nanoGPT's GPT-2; 12 layers are the 124M model: 50 matrices and 98 vectors."""
+    d = 768
+    block = [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d), (d,), (d,), (3 * d,), (d,), (d,), (d,), (4 * d,), (d,)]
+    return [(50304, d), (1024, d), *(shape for _ in range(layers) for shape in block), (d,), (d,)]
+
+
+def make_weights(shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape) * 0.02) for shape in shapes]
+    for w in weights:
+        w.grad = torch.randn_like(w) * 1e-3
+    return weights
+
+
+def interleaved(optimizers: list[Optimizer], repeats: int, steps: int) -> list[list[float]]:
+    """Seconds a step for each optimizer, ``repeats`` times, each measured over ``steps`` steps in turn with the others."""
+    times: list[list[float]] = [[] for _ in optimizers]
+    for opt in optimizers:  # the states are made, the caches warmed
+        opt.step()
+        opt.step()
+    for repeat in range(repeats):
+        order = range(len(optimizers)) if repeat % 2 == 0 else reversed(range(len(optimizers)))
+        for i in order:
+            began = time.perf_counter()
+            for _ in range(steps):
+                optimizers[i].step()
+            times[i].append((time.perf_counter() - began) / steps)
+    return times
+
+
+def peak_extra_bytes(opt: Optimizer) -> int | None:
+    """How far the process grows beyond its size while it makes a step; None where the system cannot say."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now the present size
+        before = _status("VmRSS")
+        opt.step()
+        return max(0, _status("VmHWM") - before)
+    except OSError:
+        return None
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def compare(case: str, shapes: list[tuple[int, ...]], implementation: str, repeats: int, steps: int = 1) -> dict[str, Any]:
+    weights = make_weights(shapes)
+    chosen = IMPLEMENTATIONS[implementation]
+    adamw = torch.optim.AdamW(weights, lr=1e-6, weight_decay=0.1, **chosen)
+    adamwn = AdamWN(weights, lr=1e-6, ratio=1.0, **chosen)  # the default otherwise: global norm, after the step
+    times = interleaved([adamw, adamwn], repeats, steps)
+    medians = [statistics.median(t) for t in times]
+    peaks = [peak_extra_bytes(opt) for opt in (adamw, adamwn)]
+    return {
+        "case": case,
+        "implementation": implementation,
+        "weights": sum(w.numel() for w in weights),
+        "tensors": len(weights),
+        "controlled": sum(len(s.params) for s in adamwn._sets),
+        "adamw_ms": 1e3 * medians[0],
+        "adamwn_ms": 1e3 * medians[1],
+        "ratio": medians[1] / medians[0],
+        "ratio_of_minima": min(times[1]) / min(times[0]),
+        "adamw_peak_extra_bytes": peaks[0],
+        "adamwn_peak_extra_bytes": peaks[1],
+        "repeats": repeats,
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    head = ("case", "implementation", "AdamW ms", "AdamWN ms", "ratio", "bytes limit", "AdamW peak", "AdamWN peak")
+    rows = [head]
+    for r in results:
+        limit = f"{(BYTES_ADAM + BYTES_CONTROL) / BYTES_ADAM:.2f}" if r["implementation"] == "fused" and r["weights"] > 1e7 else "-"
+        peaks = ["-" if p is None else f"+{p / 2**20:.1f} MiB" for p in (r["adamw_peak_extra_bytes"], r["adamwn_peak_extra_bytes"])]
+        rows.append((r["case"], r["implementation"], f"{r['adamw_ms']:.2f}", f"{r['adamwn_ms']:.2f}", f"{r['ratio']:.2f}", limit, *peaks))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))) for row in rows
+    )
+
+
+def machine() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next((line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")), cpu)
+    return {"cpu": cpu, "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="small shapes and few repeats, to see that everything runs")
+    parser.add_argument("--repeats", type=int, default=41)
+    parser.add_argument("--json", type=Path, help="write the numbers there")
+    args = parser.parse_args()
+    shapes = [(64, 48), (48,)] * 4 if args.short else gpt2_shapes(12)
+    repeats = 3 if args.short else args.repeats
+    count = 20 if args.short else 1000
+
+    results = [compare("small" if args.short else "GPT-2 124M", shapes, name, repeats) for name in IMPLEMENTATIONS]
+    results += [compare(f"{count} tensors of 8x8", [(8, 8)] * count, name, repeats, steps=5) for name in IMPLEMENTATIONS]
+    print(table(results))
+    print(f"\nbytes limit: Adam moves {BYTES_ADAM} bytes a weight, exact control after the step {BYTES_ADAM + BYTES_CONTROL}.")
+    print("peak: how far the process grows while it makes a step.")
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        command = " ".join(["python", *sys.argv])
+        args.json.write_text(json.dumps({"command": command, "machine": machine(), "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
