@@ -152,7 +152,7 @@ class NormControl(Optimizer):
                 return self._inner_step(closure)
             self._begin()
         self._check_unchanged()
-        found_inf = getattr(self, "found_inf", None)
+        found_inf = self.found_inf.reshape(()) if "found_inf" in self.__dict__ else None
         self._count(found_inf)
 
         loss = None
@@ -168,7 +168,7 @@ class NormControl(Optimizer):
 
     def _count(self, found_inf: Tensor | None) -> None:
         """Count the step on the device; on the host too, for as long as the host can know what the device does."""
-        self._step.add_(1 if found_inf is None else 1 - found_inf.to(self._step))
+        self._step.add_(1 if found_inf is None else (found_inf == 0).to(self._step))
         if torch.compiler.is_compiling():
             self._counted = False
         else:

@@ -51,7 +51,7 @@ def prepare(steps, bias, found_inf, n, LOG2_BETA1: tl.constexpr, LOG2_BETA2: tl.
     inside = i < n
     counted = 1.0
     if HAS_INF:
-        counted = 1.0 - tl.load(found_inf)
+        counted = (tl.load(found_inf) == 0).to(tl.float32)
     step = tl.load(steps + i, inside, other=1.0) + counted
     tl.store(steps + i, step, inside)
     t = step.to(tl.float64)
@@ -70,27 +70,26 @@ def _adam_block(
     p = tl.load(p_ptr + offsets, mask).to(tl.float32)
     m = tl.load(m_ptr + offsets, mask).to(tl.float32)
     v = tl.load(v_ptr + offsets, mask).to(tl.float32)
-    old = p
-    if SCALE:
-        p = p * scale
-    m = m + ONE_MINUS_BETA1 * (g - m)
-    v = v + ONE_MINUS_BETA2 * (g * g - v)
-    top = v
+    new_p = p * scale if SCALE else p
+    new_m = m + ONE_MINUS_BETA1 * (g - m)
+    new_v = v + ONE_MINUS_BETA2 * (g * g - v)
+    top = new_v
     if AMSGRAD:
-        top = tl.maximum(tl.load(x_ptr + offsets, mask).to(tl.float32), v)
-    p = p - step_size * m / (tl.sqrt(top) / bias2 + EPS)
+        old_top = tl.load(x_ptr + offsets, mask).to(tl.float32)
+        top = tl.maximum(old_top, new_v)
+    new_p = new_p - step_size * new_m / (tl.sqrt(top) / bias2 + EPS)
     if DROPPED > 0:
-        p = _round(p, offsets, seed, DROPPED)
-    if HAS_INF:
-        write = skip == 0
-        mask = write if mask is None else mask & write
-        p = tl.where(write, p, old)
-    tl.store(p_ptr + offsets, p.to(p_ptr.dtype.element_ty), mask)
-    tl.store(m_ptr + offsets, m.to(m_ptr.dtype.element_ty), mask)
-    tl.store(v_ptr + offsets, v.to(v_ptr.dtype.element_ty), mask)
+        new_p = _round(new_p, offsets, seed, DROPPED)
+    if HAS_INF:  # an overflow: everything stays as it was
+        new_p, new_m, new_v = tl.where(skip == 0, new_p, p), tl.where(skip == 0, new_m, m), tl.where(skip == 0, new_v, v)
+        if AMSGRAD:
+            top = tl.where(skip == 0, top, old_top)
+    tl.store(p_ptr + offsets, new_p.to(p_ptr.dtype.element_ty), mask)
+    tl.store(m_ptr + offsets, new_m.to(m_ptr.dtype.element_ty), mask)
+    tl.store(v_ptr + offsets, new_v.to(v_ptr.dtype.element_ty), mask)
     if AMSGRAD:
         tl.store(x_ptr + offsets, top.to(x_ptr.dtype.element_ty), mask)
-    return p
+    return new_p
 
 
 @triton.jit
