@@ -112,8 +112,23 @@ class AdamWN(NormControl):
         super().add_param_group(param_group)
 
     def _build(self) -> None:
+        self._hand_over()
         super()._build()
         self._plan = None
+
+    def _hand_over(self) -> None:
+        if self.__dict__.get("_plan") is not None:
+            self._plan.hand_over()  # type: ignore[union-attr]
+
+    @torch.compiler.disable
+    def state_dict(self) -> dict[str, Any]:
+        """As :class:`NormControl`'s, with what the fused step still owes its weights."""
+        self._hand_over()
+        return super().state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._hand_over()
+        return super().__getstate__()
 
     def _closure_comes_first(self) -> bool:
         return True  # Adam calls it once, before anything else
@@ -125,6 +140,7 @@ class AdamWN(NormControl):
         try:
             if torch.compiler.is_compiling():
                 raise Unfit("the step is compiled")
+            self._hand_over()
             self._plan, self._reason = Plan(self.optimizer, self._sets), None
         except Unfit as unfit:
             if self._reason is None and not torch.compiler.is_compiling():

@@ -1,8 +1,11 @@
 """The fused step: Adam and norm control of a whole model in a handful of launches, chosen by AdamWN on CUDA.
 
 A plan holds the tables that the kernels reach the tensors through, built once and checked at every step. What it sums
-while it writes is the norm that the controller would otherwise make a pass for; what the controller then asks for is
-applied in a second pass (order "after"), or in the next step's only pass (order "before").
+while it writes is the norm that the controller would otherwise make a pass for, and what the controller asks for needs
+no pass either. Order "before" multiplies in the same pass. Order "after" learns the factor only when the pass is over:
+it writes the weights multiplied by a guess, which the last two factors give to within a rounding error in most steps.
+What the guess misses is owed to the next step when it is below one unit in float32's last place, and corrected by a
+second pass at once when it is not; so the weights are never further than that from Algorithm 1, and do not drift.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ try:
 except ImportError:  # no Triton: AdamWN goes on with torch's own implementations
     triton = None
 
+LANES = 16  # as the kernels interleave
 BLOCK, WARPS, BLOCKS_A_CHUNK = 512, 4, 4
 """Elements that a program handles at a time, the warps it has, and the blocks it goes through: the fastest of those
 tried by ``benchmarks/step_gpu.py --tune`` on an H200."""
@@ -77,13 +81,14 @@ class Bucket:
         self.chunk = BLOCK * BLOCKS_A_CHUNK
         while sum(sizes) > self.chunk << 16:  # tables of under a megabyte, however large the model
             self.chunk *= 2
-        counts = [-(-n // self.chunk) for n in sizes]
+        counts = [_chunks(n, self.chunk) for n in sizes]
         tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         firsts = torch.tensor([0, *counts]).cumsum(0)
         within = torch.arange(len(tensor)) - firsts[tensor]
         self.chunks = torch.stack([tensor, within], 1).to(self.device, torch.int32)
         self.firsts = firsts.to(self.device, torch.int32)
         self.numels = torch.tensor(sizes, device=self.device)
+        self.everyone = torch.arange(len(sizes), dtype=torch.int32, device=self.device)
         self.slot_table = torch.tensor(self.slots, dtype=torch.int32, device=self.device)
         self.partials = torch.zeros(len(tensor), device=self.device)
         self.bias = torch.zeros(2 * len(sizes), device=self.device)
@@ -95,6 +100,7 @@ class Bucket:
         self.gs = _addresses(self.grads, self.device)
         self.host = torch.zeros(len(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda")  # for graph capture alone
         self.controlled = any(slot >= 0 for slot in self.slots)
+        self.fused = False  # whether its set is controlled through the plan
 
     def still_fits(self) -> bool:
         """Whether weights and moments are where they were. Gradients are new tensors at every step; they may move."""
@@ -140,13 +146,22 @@ class Plan:
         planned = {p for b in self.buckets for p in b.params}
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.norms = torch.zeros(len(slots), dtype=torch.float64, device=device)
-        self.scales = torch.ones(len(slots), device=device)
+        self.factors = torch.ones(len(slots), device=device)  # what the next pass multiplies by
+        self.debts = torch.ones_like(self.norms)  # what the weights as they are still have to be multiplied by
+        self.lasts = torch.ones_like(self.norms)  # the last factors
+        self.corrections = torch.ones_like(self.factors)
+        self.needed = torch.zeros((), dtype=torch.int32, device=device)
+        self.found_inf: Tensor | None = None
         self.versions: list[int] | None = None  # of the weights whose norms we hold
+        self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in adam.param_groups]
+        self._take_over()
         for s in sets:
             s.weights = Weights(s.params, s.scope)
             if s.scope.axes is None and all(p in planned for p in s.params):
                 mine = [b for b in self.buckets if any(b.group is g for g in s.groups) and b.controlled]
                 first = slots[s.params[0]]
+                for b in mine:
+                    b.fused = True
                 s.weights = FusedWeights(self, s.params, s.scope, mine, first, before=s.settings["order"] == "before")
 
     def _fill(self, group: dict[str, Any], slots: dict[Tensor, int]) -> None:
@@ -175,6 +190,8 @@ class Plan:
     def fits(self) -> bool:
         """Whether the plan still describes the optimizer; new gradients are taken over."""
         groups = self.adam.param_groups
+        if not self.holds():
+            self.debts.fill_(1.0)  # weights that someone else has written owe us nothing
         if self.state is not self.adam.state or self.given != [p.grad is not None for group in groups for p in group["params"]]:
             return False
         return all(any(b.group is g for g in groups) and b.still_fits() for b in self.buckets)
@@ -185,6 +202,7 @@ class Plan:
 
     def step(self, control_step: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
         """One Adam step of everything; ``factor`` multiplies the gradients."""
+        self.found_inf = found_inf
         for b in self.buckets:
             with _on(b.device):
                 self._launch(b, control_step, factor, found_inf)
@@ -200,43 +218,75 @@ class Plan:
             b.steps, b.bias, found_inf if found_inf is not None else none, n,
             LOG2_BETA1=_log2(beta1), LOG2_BETA2=_log2(beta2), HAS_INF=found_inf is not None, BLOCK=128,
         )  # fmt: skip
-        before = b.controlled and group["order"] == "before"
+        before, after = (b.controlled and b.fused and group["order"] == order for order in ("before", "after"))
         kernels.adam[(len(b.chunks),)](
             b.ps, b.gs, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias,
-            lr.to(b.device) if isinstance(lr, Tensor) else float(lr), self.scales, b.partials,
+            lr.to(b.device) if isinstance(lr, Tensor) else float(lr), self.factors, b.partials,
             factor if factor is not None else none, found_inf if found_inf is not None else none, control_step,
             ONE_MINUS_BETA1=1 - beta1, ONE_MINUS_BETA2=1 - beta2, EPS=group["eps"], AMSGRAD=bool(group["amsgrad"]),
-            MAXIMIZE=bool(group["maximize"]), SCALE=before, SUM=b.controlled, HAS_INF=found_inf is not None,
+            MAXIMIZE=bool(group["maximize"]), BEFORE=before, AFTER=after, SUM=b.controlled, HAS_INF=found_inf is not None,
             HAS_FACTOR=factor is not None, LR_AT=isinstance(lr, Tensor), DROPPED=DROPPED_BITS.get(b.params[0].dtype, 0),
             P=DTYPES[b.params[0].dtype], G=DTYPES[b.grads[0].dtype], S=DTYPES[b.exp_avgs[0].dtype], ALIGNED=b.aligned,
             BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
         )  # fmt: skip
         if b.controlled:
-            kernels.finish_norms[(n,)](b.partials, b.firsts, b.slot_table, self.norms, BLOCK=1024)
-
-    def scale(self, b: Bucket, control_step: Tensor) -> None:
-        """Multiply the bucket's controlled weights by their factors."""
-        with _on(b.device):
-            kernels.scale[(len(b.chunks),)](
-                b.ps, b.numels, b.slot_table, b.chunks, self.scales, control_step, len(b.chunks),
-                DROPPED=DROPPED_BITS.get(b.params[0].dtype, 0), P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned,
-                BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
+            kernels.finish_norms[(n,)](
+                b.partials, b.firsts, b.slot_table, self.norms, self.factors, self.debts, found_inf if found_inf is not None else none,
+                AFTER=after, HAS_INF=found_inf is not None, BLOCK=1024,
             )  # fmt: skip
+
+    def settle(self, scale: Tensor, first: int, n: int, buckets: list[Bucket], control_step: Tensor) -> None:
+        """Make good what the guessed factors missed, now or in the next step, and guess the next ones."""
+        low = buckets[0].params[0].dtype in DROPPED_BITS
+        with _on(self.norms.device):
+            kernels.settle[(1,)](
+                scale, scale.dim(), self.factors, self.debts, self.lasts, self.corrections, self.needed, 2.0**-14 if low else 2.0**-23,
+                self.found_inf if self.found_inf is not None else self.factors, first, n, HAS_INF=self.found_inf is not None, BLOCK=1024,
+            )  # fmt: skip
+            for b in buckets:
+                kernels.scale[(min(len(b.chunks), 2048),)](
+                    b.ps, b.numels, b.slot_table, b.chunks, self.corrections, self.needed, control_step, len(b.chunks),
+                    DROPPED=DROPPED_BITS.get(b.params[0].dtype, 0), P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned,
+                    BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
+                )  # fmt: skip
+
+    def measure(self) -> None:
+        """The norms of weights that someone else has written, summed as the Adam pass would have."""
+        for b in self.buckets:
+            if b.controlled:
+                self._norms_of(b, b.ps, b.params[0].dtype, b.slot_table, self.norms)
+        self.versions = [p._version for b in self.buckets for p in b.params]
 
     def grad_norm(self) -> Tensor:
         """The joint norm of all gradients, in one pass over them."""
         norms = []
         for b in self.buckets:
-            each = torch.zeros(len(b.params), dtype=torch.float64, device=b.device)
-            everyone = torch.arange(len(b.params), dtype=torch.int32, device=b.device)
-            with _on(b.device):
-                kernels.sum_squares[(len(b.chunks),)](
-                    b.gs, b.numels, b.chunks, b.partials,
-                    P=DTYPES[b.grads[0].dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
-                )  # fmt: skip
-                kernels.finish_norms[(len(b.params),)](b.partials, b.firsts, everyone, each, BLOCK=1024)
-            norms.append(each)
-        return torch.linalg.vector_norm(torch.cat([n.to(norms[0].device) for n in norms]))
+            norms.append(torch.zeros(len(b.params), dtype=torch.float64, device=b.device))
+            self._norms_of(b, b.gs, b.grads[0].dtype, b.everyone, norms[-1])
+        return torch.linalg.vector_norm(torch.cat(norms))
+
+    def _norms_of(self, b: Bucket, addresses: Tensor, dtype: torch.dtype, slots: Tensor, into: Tensor) -> None:
+        with _on(b.device):
+            kernels.sum_squares[(len(b.chunks),)](
+                addresses, b.numels, b.chunks, b.partials,
+                P=DTYPES[dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
+            )  # fmt: skip
+            kernels.finish_norms[(len(b.params),)](
+                b.partials, b.firsts, slots, into, into, into, into, AFTER=False, HAS_INF=False, BLOCK=1024
+            )
+
+    def hand_over(self) -> None:
+        """Leave what the next step needs in the groups, for a checkpoint or another plan."""
+        for group, slots in self.groups:
+            if slots:
+                group["pending"] = torch.stack([self.debts[slots], self.lasts[slots], self.factors[slots].double()])
+
+    def _take_over(self) -> None:
+        for group, slots in self.groups:
+            pending = group.get("pending")
+            if pending is not None and pending.shape == (3, len(slots)):
+                debts, lasts, factors = pending.to(self.norms.device)
+                self.debts[slots], self.lasts[slots], self.factors[slots] = debts, lasts, factors.float()
 
 
 class FusedWeights(Weights):
@@ -249,16 +299,20 @@ class FusedWeights(Weights):
 
     def measure(self) -> Tensor:
         if not self.plan.holds():
-            return super().measure()
+            self.plan.measure()
         return self.plan.norms[self.mine].clone()
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
-        self.plan.scales[self.mine].copy_(scale)
-        if not self.before:  # else the next Adam pass multiplies, in the step that this one belongs to
-            for b in self.buckets:
-                self.plan.scale(b, step)
-            torch.autograd.graph.increment_version(self.params)
-            self.plan.versions = None
+        if self.before:  # the Adam pass that follows will multiply
+            self.plan.factors[self.mine].copy_(scale)
+        else:
+            self.plan.settle(scale, self.mine.start, len(self.params), self.buckets, step)
+
+
+def _chunks(numel: int, chunk: int) -> int:
+    """How many chunks a tensor has: whole rounds of interleaved ones, and in the last round one for every block."""
+    whole, rest = divmod(numel, LANES * chunk)
+    return whole * LANES + min(LANES, -(-rest // BLOCK))
 
 
 def _is_dense(p: Tensor) -> bool:

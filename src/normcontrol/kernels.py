@@ -44,6 +44,17 @@ def _at(table, index, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     return pointer
 
 
+LANES = tl.constexpr(16)
+
+
+@triton.jit
+def _start(chunk, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """Where a chunk's first block lies. Sixteen chunks are interleaved block by block, and go on in strides of sixteen
+    blocks: programs that run together then work on neighbouring memory, which it is fastest at, however long a chunk is."""
+    chunk = chunk.to(tl.int64)
+    return chunk // LANES * LANES * CHUNK + chunk % LANES * BLOCK
+
+
 @triton.jit
 def prepare(steps, bias, found_inf, n, LOG2_BETA1: tl.constexpr, LOG2_BETA2: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr):
     """Count the step of every tensor, and write its bias corrections ``1 - beta1^t`` and ``sqrt(1 - beta2^t)``."""
@@ -61,16 +72,16 @@ def prepare(steps, bias, found_inf, n, LOG2_BETA1: tl.constexpr, LOG2_BETA2: tl.
 
 @triton.jit
 def _adam_block(
-    p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, mask, scale, g_factor, step_size, bias2, seed, skip,
+    p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, mask, factor, g_factor, step_size, bias2, seed, skip,
     ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr,
-    SCALE: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
     """Adam on one block; returns the weights as written, in float32 (and anything at all where the mask is off)."""
     g = tl.load(g_ptr + offsets, mask).to(tl.float32) * g_factor
     p = tl.load(p_ptr + offsets, mask).to(tl.float32)
     m = tl.load(m_ptr + offsets, mask).to(tl.float32)
     v = tl.load(v_ptr + offsets, mask).to(tl.float32)
-    new_p = p * scale if SCALE else p
+    new_p = p * factor if BEFORE else p
     new_m = m + ONE_MINUS_BETA1 * (g - m)
     new_v = v + ONE_MINUS_BETA2 * (g * g - v)
     top = new_v
@@ -78,6 +89,8 @@ def _adam_block(
         old_top = tl.load(x_ptr + offsets, mask).to(tl.float32)
         top = tl.maximum(old_top, new_v)
     new_p = new_p - step_size * new_m / (tl.sqrt(top) / bias2 + EPS)
+    if AFTER:
+        new_p = new_p * factor
     if DROPPED > 0:
         new_p = _round(new_p, offsets, seed, DROPPED)
     if HAS_INF:  # an overflow: everything stays as it was
@@ -94,16 +107,16 @@ def _adam_block(
 
 @triton.jit
 def adam(
-    ps, gs, ms, vs, xs, numels, slots, chunks, bias, lr, scales, partials, g_factor, found_inf, control_step,
+    ps, gs, ms, vs, xs, numels, slots, chunks, bias, lr, factors, partials, g_factor, found_inf, control_step,
     ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
-    SCALE: tl.constexpr, SUM: tl.constexpr, HAS_INF: tl.constexpr, HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, SUM: tl.constexpr, HAS_INF: tl.constexpr, HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
     DROPPED: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One Adam step of one chunk: weights scaled first where SCALE, and the squares of the written ones summed where SUM."""
+    """One Adam step of one chunk, multiplied by its tensor's factor BEFORE or AFTER, and what is written squared and summed."""
     program = tl.program_id(0)
     tensor = tl.load(chunks + 2 * program)
-    start = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
+    start = _start(tl.load(chunks + 2 * program + 1), BLOCK, CHUNK)
     numel = tl.load(numels + tensor)
     slot = tl.load(slots + tensor)
     p_ptr, g_ptr = _at(ps, tensor, P, ALIGNED), _at(gs, tensor, G, ALIGNED)
@@ -112,27 +125,27 @@ def adam(
     rate = tl.load(lr).to(tl.float32) if LR_AT else lr
     step_size = rate / tl.load(bias + 2 * tensor)
     bias2 = tl.load(bias + 2 * tensor + 1)
-    scale = tl.load(scales + slot, slot >= 0, other=1.0) if SCALE else 1.0
-    factor = tl.load(g_factor).to(tl.float32) if HAS_FACTOR else 1.0
+    factor = tl.load(factors + slot, slot >= 0, other=1.0) if BEFORE or AFTER else 1.0
+    g_scale = tl.load(g_factor).to(tl.float32) if HAS_FACTOR else 1.0
     if MAXIMIZE:
-        factor = -factor
+        g_scale = -g_scale
     skip = tl.load(found_inf) if HAS_INF else 0.0
     seed = _seed(control_step, slot, 0x9E3779B9) if DROPPED > 0 else 0
     squares = tl.zeros((BLOCK,), tl.float32)
-    if start + CHUNK <= numel:
-        for i in range(0, CHUNK, BLOCK):
+    if start + (CHUNK - BLOCK) * LANES + BLOCK <= numel:
+        for i in range(0, CHUNK * LANES, BLOCK * LANES):
             offsets = start + i + tl.arange(0, BLOCK)
             p = _adam_block(
-                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, None, scale, factor, step_size, bias2, seed, skip,
-                ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, SCALE, HAS_INF, DROPPED,
+                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, None, factor, g_scale, step_size, bias2, seed, skip,
+                ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += p * p
     else:
-        for i in range(0, (numel - start).to(tl.int32), BLOCK):
+        for i in range(0, tl.minimum(numel - start, CHUNK * LANES).to(tl.int32), BLOCK * LANES):
             offsets = start + i + tl.arange(0, BLOCK)
             p = _adam_block(
-                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, scale, factor, step_size, bias2, seed, skip,
-                ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, SCALE, HAS_INF, DROPPED,
+                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, factor, g_scale, step_size, bias2, seed, skip,
+                ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += tl.where(offsets < numel, p * p, 0.0)
     if SUM:
@@ -144,16 +157,16 @@ def sum_squares(ps, numels, chunks, partials, P: tl.constexpr, ALIGNED: tl.const
     """The sum of squares of one chunk of any tensors: weights that others have written, or gradients."""
     program = tl.program_id(0)
     tensor = tl.load(chunks + 2 * program)
-    start = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
+    start = _start(tl.load(chunks + 2 * program + 1), BLOCK, CHUNK)
     numel = tl.load(numels + tensor)
     p_ptr = _at(ps, tensor, P, ALIGNED)
     squares = tl.zeros((BLOCK,), tl.float32)
-    if start + CHUNK <= numel:
-        for i in range(0, CHUNK, BLOCK):
+    if start + (CHUNK - BLOCK) * LANES + BLOCK <= numel:
+        for i in range(0, CHUNK * LANES, BLOCK * LANES):
             p = tl.load(p_ptr + start + i + tl.arange(0, BLOCK)).to(tl.float32)
             squares += p * p
     else:
-        for i in range(0, (numel - start).to(tl.int32), BLOCK):
+        for i in range(0, tl.minimum(numel - start, CHUNK * LANES).to(tl.int32), BLOCK * LANES):
             offsets = start + i + tl.arange(0, BLOCK)
             p = tl.load(p_ptr + offsets, offsets < numel, other=0.0).to(tl.float32)
             squares += p * p
@@ -161,8 +174,11 @@ def sum_squares(ps, numels, chunks, partials, P: tl.constexpr, ALIGNED: tl.const
 
 
 @triton.jit
-def finish_norms(partials, firsts, slots, norms, BLOCK: tl.constexpr):
-    """The norm of one tensor from the sums of its chunks, in float64, into its slot."""
+def finish_norms(
+    partials, firsts, slots, norms, factors, debts, found_inf, AFTER: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The norm of one tensor from the sums of its chunks, in float64, into its slot. Where the weights were written AFTER
+    a multiplication, it is the norm that they had before it."""
     tensor = tl.program_id(0)
     slot = tl.load(slots + tensor)
     if slot >= 0:
@@ -171,35 +187,79 @@ def finish_norms(partials, firsts, slots, norms, BLOCK: tl.constexpr):
         for i in range(first, last, BLOCK):
             at = i + tl.arange(0, BLOCK)
             total += tl.load(partials + at, at < last, other=0.0).to(tl.float64)
-        tl.store(norms + slot, tl.sqrt(tl.sum(total)))
+        norm = tl.sqrt(tl.sum(total))
+        if AFTER:
+            factor = tl.load(factors + slot).to(tl.float64)
+            if HAS_INF:
+                factor = tl.where(tl.load(found_inf) == 0, factor, 1.0)
+            norm = norm * tl.load(debts + slot) / factor
+        tl.store(norms + slot, norm)
+
+
+@triton.jit
+def settle(
+    scales, stride, factors, debts, lasts, corrections, needed, tolerance, found_inf, first, n, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compare the factors that the weights were written with to those that the control then asked for.
+
+    A difference of less than ``tolerance`` is owed until the next step, which multiplies anyway; a larger one is
+    corrected at once. The next factor is guessed from the last two."""
+    any_needed = 0
+    for i in range(0, n, BLOCK):
+        at = i + tl.arange(0, BLOCK)
+        inside = at < n
+        slot = first + at
+        asked = tl.load(scales + at * stride, inside, other=1.0)
+        factor = tl.load(factors + slot, inside, other=1.0)
+        debt = tl.load(debts + slot, inside, other=1.0)
+        last = tl.load(lasts + slot, inside, other=1.0)
+        owed = asked * debt / factor.to(tl.float64)
+        guess = 2.0 * asked - last
+        guess = tl.where((guess > 0.5) & (guess < 2.0), guess, 1.0)
+        if HAS_INF:  # nothing was written: what was owed is owed, and what was guessed is guessed
+            skip = tl.load(found_inf) != 0
+            owed, asked = tl.where(skip, debt, owed), tl.where(skip, last, asked)
+            guess = tl.where(skip, factor.to(tl.float64) / debt, guess)
+        large = tl.abs(owed - 1.0) > tolerance
+        correction = tl.where(large, owed, 1.0).to(tl.float32)
+        debt = owed / correction.to(tl.float64)
+        tl.store(corrections + slot, correction, inside)
+        tl.store(debts + slot, debt, inside)
+        tl.store(factors + slot, (guess * debt).to(tl.float32), inside)
+        tl.store(lasts + slot, asked, inside)
+        any_needed = tl.maximum(any_needed, tl.max((large & inside).to(tl.int32)))
+    tl.store(needed, any_needed)
 
 
 @triton.jit
 def scale(
-    ps, numels, slots, chunks, scales, control_step, n_chunks,
+    ps, numels, slots, chunks, factors, needed, control_step, n_chunks,
     DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply one chunk by its tensor's factor; from the last chunk to the first, since the cache holds the last ones."""
-    program = n_chunks - 1 - tl.program_id(0)
-    tensor = tl.load(chunks + 2 * program)
-    slot = tl.load(slots + tensor)
-    if slot >= 0:
-        start = tl.load(chunks + 2 * program + 1).to(tl.int64) * CHUNK
-        numel = tl.load(numels + tensor)
-        p_ptr = _at(ps, tensor, P, ALIGNED)
-        factor = tl.load(scales + slot)
-        seed = _seed(control_step, slot, 0) if DROPPED > 0 else 0
-        if start + CHUNK <= numel:
-            for i in range(0, CHUNK, BLOCK):
-                offsets = start + i + tl.arange(0, BLOCK)
-                p = tl.load(p_ptr + offsets).to(tl.float32) * factor
-                if DROPPED > 0:
-                    p = _round(p, offsets, seed, DROPPED)
-                tl.store(p_ptr + offsets, p.to(P))
-        else:
-            for i in range(0, (numel - start).to(tl.int32), BLOCK):
-                offsets = start + i + tl.arange(0, BLOCK)
-                p = tl.load(p_ptr + offsets, offsets < numel, other=0.0).to(tl.float32) * factor
-                if DROPPED > 0:
-                    p = _round(p, offsets, seed, DROPPED)
-                tl.store(p_ptr + offsets, p.to(P), offsets < numel)
+    """Multiply weights by their tensors' factors, if that is needed; from the last chunk to the first, since the cache
+    holds the last ones."""
+    if tl.load(needed) != 0:
+        for done in range(tl.program_id(0), n_chunks, tl.num_programs(0)):
+            program = n_chunks - 1 - done
+            tensor = tl.load(chunks + 2 * program)
+            slot = tl.load(slots + tensor)
+            if slot >= 0:
+                start = _start(tl.load(chunks + 2 * program + 1), BLOCK, CHUNK)
+                numel = tl.load(numels + tensor)
+                p_ptr = _at(ps, tensor, P, ALIGNED)
+                factor = tl.load(factors + slot)
+                seed = _seed(control_step, slot, 0) if DROPPED > 0 else 0
+                if start + (CHUNK - BLOCK) * LANES + BLOCK <= numel:
+                    for i in range(0, CHUNK * LANES, BLOCK * LANES):
+                        offsets = start + i + tl.arange(0, BLOCK)
+                        p = tl.load(p_ptr + offsets).to(tl.float32) * factor
+                        if DROPPED > 0:
+                            p = _round(p, offsets, seed, DROPPED)
+                        tl.store(p_ptr + offsets, p.to(P))
+                else:
+                    for i in range(0, tl.minimum(numel - start, CHUNK * LANES).to(tl.int32), BLOCK * LANES):
+                        offsets = start + i + tl.arange(0, BLOCK)
+                        p = tl.load(p_ptr + offsets, offsets < numel).to(tl.float32) * factor
+                        if DROPPED > 0:
+                            p = _round(p, offsets, seed, DROPPED)
+                        tl.store(p_ptr + offsets, p.to(P), offsets < numel)
