@@ -188,7 +188,7 @@ class NormControl(Optimizer):
         scaler = {name: getattr(self, name) for name in ("grad_scale", "found_inf") if name in self.__dict__}
         self.optimizer.__dict__.update(scaler)
         # Hooks on all optimizers see this one; the optimizer inside it must not call them a second time.
-        hooks = [(live, dict(live)) for live in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks) if live]
+        hooks: list[tuple[Any, Any]] = [(live, dict(live)) for live in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks) if live]
         for live, _ in hooks:
             live.clear()
         try:
