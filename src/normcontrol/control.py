@@ -101,6 +101,11 @@ class NormControl(Optimizer):
         for index in range(len(self.param_groups)):
             self._adopt(index)
         self._build()
+        if not self._sets:
+            raise ValueError(
+                "Nothing would be controlled: every tensor that could be is frozen (requires_grad=False). Unfreeze what is to be trained "
+                "before constructing the optimizer."
+            )
 
     # What the wrapped optimizer owns stays its own; there is no second copy to fall out of step.
     @property
