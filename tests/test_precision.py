@@ -136,6 +136,18 @@ def test_the_norms_of_long_slices_are_right_to_six_digits(axes):
     assert torch.allclose(measure([w], parse_scope(axes)), exact, rtol=1e-6, atol=0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(3, 2049), (2049, 3), (5, 70, 80), (70, 5, 80), (4, 3, 5, 700), (2, 3000, 3)])
+@pytest.mark.parametrize("axes", [(0,), (1,), (-1,), (0, 1)])
+def test_the_norms_of_slices_of_any_shape(shape, axes):
+    w = gaussian(*shape)
+    if len(axes) == len(shape):
+        return
+    dims = [d for d in range(len(shape)) if d not in [a % len(shape) for a in axes]]
+    exact = torch.linalg.vector_norm(w.double(), dim=dims).flatten()
+    assert torch.allclose(measure([w], parse_scope(axes)), exact, rtol=1e-6, atol=0)
+
+
 def test_float64_weights_have_float64_norms():
     w = torch.randn(300, 70, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     exact = math.sqrt(math.fsum(x * x for x in w.flatten().tolist()))
