@@ -101,6 +101,11 @@ class NormControl(Optimizer):
         for index in range(len(self.param_groups)):
             self._adopt(index)
         self._build()
+        if not self._sets:
+            raise ValueError(
+                "Nothing would be controlled: every tensor that could be is frozen (requires_grad=False). Unfreeze what is to be trained "
+                "before constructing the optimizer."
+            )
 
     # What the wrapped optimizer owns stays its own; there is no second copy to fall out of step.
     @property
@@ -188,7 +193,7 @@ class NormControl(Optimizer):
         scaler = {name: getattr(self, name) for name in ("grad_scale", "found_inf") if name in self.__dict__}
         self.optimizer.__dict__.update(scaler)
         # Hooks on all optimizers see this one; the optimizer inside it must not call them a second time.
-        hooks = [(live, dict(live)) for live in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks) if live]
+        hooks: list[tuple[Any, Any]] = [(live, dict(live)) for live in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks) if live]
         for live, _ in hooks:
             live.clear()
         try:

@@ -177,7 +177,20 @@ def _blocked_norm(p: Tensor) -> Tensor:
 
 def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
     kept = {a % p.dim() for a in axes}
-    return torch.linalg.vector_norm(p, dim=[d for d in range(p.dim()) if d not in kept], keepdim=True, dtype=_accumulate(p.dtype))
+    dims = [d for d in range(p.dim()) if d not in kept]
+    count = math.prod(p.shape[d] for d in dims)
+    if not p.is_cpu or count <= BLOCK or torch.is_grad_enabled():
+        return torch.linalg.vector_norm(p, dim=dims, keepdim=True, dtype=_accumulate(p.dtype))
+    longest = max(dims, key=lambda d: p.shape[d])  # summed in pieces of about BLOCK elements, and these in float64
+    size, piece = p.shape[longest], max(1, BLOCK * p.shape[longest] // count)
+    whole = size - size % piece
+    body = p.narrow(longest, 0, whole).unflatten(longest, (-1, piece))
+    norms = torch.linalg.vector_norm(body, dim=[d + (d >= longest) for d in dims], keepdim=True, dtype=_accumulate(p.dtype))
+    norms = norms.squeeze(longest + 1)
+    if whole < size:
+        rest = p.narrow(longest, whole, size - whole)
+        norms = torch.cat([norms, torch.linalg.vector_norm(rest, dim=dims, keepdim=True, dtype=_accumulate(p.dtype))], dim=longest)
+    return torch.linalg.vector_norm(norms.double(), dim=longest, keepdim=True)
 
 
 def _kept_shape(p: Tensor, axes: tuple[int, ...]) -> list[int]:

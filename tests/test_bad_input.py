@@ -1,0 +1,285 @@
+"""What bad input gets: a sentence that says what was given, why it cannot be, and what to do. Never silence."""
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+from small import SmallModel, loss_at, train
+from torch.nn import Parameter
+
+from normcontrol import AdamWN, NormControl, cosine, linear, lr_times, param_groups, piecewise, trace
+
+W = torch.tensor([[3.0, 4.0]])
+
+
+def sgd(*params, **settings):
+    return NormControl(torch.optim.SGD(list(params) or [Parameter(W.clone())], lr=0.1), **settings)
+
+
+@pytest.mark.parametrize("kind", ["ratio", "norm", "rms"])
+@pytest.mark.parametrize(
+    "given", [-0.1, linear(1.0, -1.0, steps=10), piecewise((0, 1.0), (5, -2.0)), math.nan, math.inf, lambda step: -1.0]
+)
+def test_a_target_below_zero_or_not_a_number(kind, given):
+    with pytest.raises(ValueError, match=rf"{kind}=.* takes the value .*: a norm cannot be negative, infinite or NaN\. Give 0 or more\."):
+        sgd(**{kind: given})
+
+
+@pytest.mark.parametrize(
+    "given", [-0.01, 1.01, 2.0, math.nan, linear(0.0, 1.5, steps=10), trace([0.1, -0.1]), lr_times(-1.0), lambda step: 3.0]
+)
+def test_a_rate_outside_0_and_1(given):
+    with pytest.raises(ValueError, match=r"rate=.* takes the value .*: a rate outside \[0, 1\] overshoots the target .*Give a rate within"):
+        sgd(ratio=1.0, rate=given)
+
+
+@pytest.mark.parametrize("name", ["ratio", "rate"])
+@pytest.mark.parametrize("bad", [math.nan, -1.0])
+def test_a_schedule_that_goes_bad_on_the_way_stops_the_step_and_leaves_the_weights(name, bad):
+    p = Parameter(W.clone())
+    opt = sgd(p, **{"ratio": 1.0, "rate": 0.5, name: lambda step: 1.0 if step < 3 else bad})
+    opt.step()
+    opt.step()
+    with pytest.raises(ValueError, match=rf"{name}=.* is {bad:g} at step 3: it must stay within .*Mend the schedule"):
+        opt.step()
+    assert p.tolist() == [[3.0, 4.0]]
+
+
+def test_a_rate_tied_to_a_learning_rate_that_makes_it_too_large():
+    opt = sgd(ratio=0.0, rate=lr_times(20.0))
+    with pytest.raises(ValueError, match=r"rate=lr_times\(factor=20\.0\) is 2 at step 1: it must stay within \[0, 1\]"):
+        opt.step()
+
+
+@pytest.mark.parametrize(("scope", "where"), [("tensor", ""), ("row", " in 1 of its 2 parts"), ("col", " in 1 of its 2 parts")])
+def test_a_zero_initial_norm_where_parts_have_norms_of_their_own(scope, where):
+    zero = torch.zeros(2, 2) if scope == "tensor" else torch.tensor([[0.0, 0.0], [0.0, 5.0]])
+    named = [("fine", Parameter(torch.ones(2, 2))), ("empty", Parameter(zero))]
+    with pytest.raises(ValueError, match=rf"empty has an initial norm of zero{where}, so no ratio to it can be held .*absolute target"):
+        AdamWN(named, scope=scope)
+    AdamWN(named, scope=scope, rms=0.02)
+    AdamWN([{"params": named[:1]}, {"params": named[1:], "controlled": False}], scope=scope)
+
+
+def test_a_zero_tensor_in_the_joint_norm_is_no_problem():
+    p, zero = Parameter(W.clone()), Parameter(torch.zeros(2, 2))
+    sgd(p, zero, ratio=2.0, rate=1.0).step()
+    assert p.tolist() == [[6.0, 8.0]]
+    assert zero.abs().sum() == 0
+
+
+def test_a_norm_that_is_zero_later_has_no_direction_and_stays():
+    p = Parameter(W.clone())
+    opt = sgd(p, ratio=1.0, rate=1.0)
+    opt.step()
+    with torch.no_grad():
+        p.zero_()
+    opt.step()
+    assert p.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AdamWN([Parameter(torch.ones(3))]),
+        lambda: AdamWN([{"params": [Parameter(torch.ones(3, 3))], "controlled": False}]),
+        lambda: sgd(Parameter(torch.ones(3))),
+        lambda: sgd(Parameter(torch.ones(0, 3))),
+    ],
+)
+def test_nothing_controlled(make):
+    with pytest.raises(ValueError, match=r"Nothing would be controlled: .*controlled=True in their group"):
+        make()
+
+
+def test_everything_frozen_is_nothing_controlled():
+    with pytest.raises(ValueError, match=r"Nothing would be controlled: every tensor that could be is frozen .*Unfreeze"):
+        AdamWN([Parameter(torch.ones(3, 3), requires_grad=False)])
+
+
+def test_decay_and_control_on_the_same_weights():
+    sentence = r"Group 0 is under norm control and SGD still decays it with weight_decay=0\.1: the two would pull .*Set weight_decay=0"
+    with pytest.raises(ValueError, match=sentence):
+        NormControl(torch.optim.SGD([Parameter(W.clone())], lr=0.1, weight_decay=0.1))
+    opt = sgd()
+    opt.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match=sentence):
+        opt.step()
+
+
+def test_decay_of_weights_that_are_not_controlled_is_the_optimizers_own_business():
+    groups = [{"params": [Parameter(W.clone())]}, {"params": [Parameter(torch.ones(3))], "weight_decay": 0.1}]
+    NormControl(torch.optim.SGD(groups, lr=0.1)).step()
+
+
+def test_a_pattern_that_matches_nothing():
+    with pytest.raises(ValueError, match=r"The pattern 'blocks\.\*' matches no parameter\. .*mend the pattern or remove it"):
+        param_groups(SmallModel(), {"blocks.*": {}})
+
+
+def test_parameters_on_the_meta_device():
+    with pytest.raises(ValueError, match=r"weight is on the meta device, so it has no norm yet\. Materialise and initialise"):
+        AdamWN(torch.nn.Linear(3, 3, device="meta").named_parameters())
+
+
+# States that do not fit
+
+
+def saved(scope="global", groups=1) -> dict:
+    model = SmallModel()
+    params = list(model.parameters())
+    opt = AdamWN([{"params": params[:4]}, {"params": params[4:]}] if groups == 2 else params, scope=scope)
+    train(model, opt, range(2))
+    return opt.state_dict()
+
+
+def assert_refused(opt, state, sentence):
+    """Nothing is changed when a state does not fit."""
+    before = copy.deepcopy(opt.state_dict())
+    with pytest.raises(ValueError, match=sentence):
+        opt.load_state_dict(state)
+    assert str(opt.state_dict()) == str(before)
+
+
+def test_a_state_of_another_scope():
+    sentence = r"group 0 was saved with scope='tensor', but the optimizer has scope='global'.*Construct the optimizer with the saved scope"
+    assert_refused(AdamWN(SmallModel().parameters()), saved(scope="tensor"), sentence)
+
+
+def test_a_state_of_another_number_of_tensors():
+    sentence = r"The state is of groups with \[8\] tensors, but this optimizer has groups with \[6\]: they are of different models"
+    assert_refused(AdamWN(list(SmallModel().parameters())[:6]), saved(), sentence)
+
+
+def test_a_state_of_another_number_of_groups():
+    assert_refused(AdamWN(SmallModel().parameters()), saved(groups=2), r"groups with \[4, 4\] tensors, but .* groups with \[8\]")
+
+
+def test_a_state_in_which_other_tensors_were_controlled():
+    opt = AdamWN([{"params": list(SmallModel().parameters()), "controlled": True}])
+    assert_refused(opt, saved(), r"holds 3 reference norms, but 8 are needed: other tensors were controlled when it was saved")
+
+
+def test_a_state_without_reference_norms_takes_the_weights_as_they_are_and_says_so():
+    """Fine-tuning from a checkpoint of plain AdamW: its moments are taken, its decay is not."""
+    model = SmallModel()
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    train(model, adamw, range(3))
+    opt = AdamWN(model.parameters(), lr=0.1, ratio=2.0, rate=1.0)
+    with torch.no_grad():
+        model.up.weight.mul_(3)
+    with pytest.warns(UserWarning, match=r"holds no reference norms: .*The weights as they are at the next step become the reference"):
+        opt.load_state_dict(adamw.state_dict())
+    present = math.sqrt(sum(p.square().sum().item() for p in model.parameters() if p.dim() >= 2))
+    train(model, opt, range(3, 4))
+    assert opt.norms()["global"].target.item() == pytest.approx(2 * present, rel=1e-6)
+    assert opt.param_groups[0]["weight_decay"] == 0.0
+    assert opt.state[model.up.weight]["step"] == 4
+
+
+def test_a_trace_shorter_than_the_run_holds_its_last_value_and_says_so_once():
+    opt = sgd(ratio=trace([1.0, 2.0]), rate=1.0)
+    opt.step()
+    with pytest.warns(UserWarning, match=r"The replayed trace ends at step 1 and the run goes on: its last value, 2, is held from here\."):
+        opt.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+    assert opt.norms()["global"].norm.item() == pytest.approx(10.0)
+
+
+# NaN, sparse and empty
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_or_inf_in_one_tensor_is_not_spread_to_the_others(bad):
+    """A joint norm that is not finite has no meaning: control leaves all weights of that norm alone, and norms() shows it."""
+    good, broken = Parameter(W.clone()), Parameter(torch.tensor([[1.0, 1.0]]))
+    opt = sgd(good, broken, ratio=2.0, rate=1.0)
+    opt.step()
+    with torch.no_grad():
+        broken[0, 0] = bad
+        good.copy_(W)
+    opt.step()
+    assert good.tolist() == [[3.0, 4.0]]
+    assert broken[0, 1].item() == 2.0
+    assert not math.isfinite(opt.norms()["global"].norm.item())
+    assert opt.norms()["global"].scale.item() == 1.0
+
+
+def test_nan_in_one_row_leaves_control_of_the_other_rows():
+    p = Parameter(torch.tensor([[3.0, 4.0], [3.0, 4.0]]))
+    opt = sgd(p, ratio=2.0, rate=1.0, scope="row")
+    opt.step()
+    with torch.no_grad():
+        p.copy_(torch.tensor([[3.0, 4.0], [math.nan, 4.0]]))
+    opt.step()
+    assert p[0].tolist() == [6.0, 8.0]
+    assert p[1, 1].item() == 4.0
+
+
+def test_sparse_gradients_are_refused_by_adam_and_fine_with_sgd():
+    embed = torch.nn.Embedding(5, 3, sparse=True)
+    initial = embed.weight.detach().norm().item()
+    embed(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(RuntimeError, match="Adam does not support sparse gradients"):
+        AdamWN(embed.parameters()).step()
+    opt = sgd(embed.weight, ratio=1.5, rate=1.0)
+    opt.step()
+    assert embed.weight.detach().norm().item() == pytest.approx(1.5 * initial, rel=1e-6)
+
+
+@pytest.mark.parametrize("scope", ["global", "group", "tensor", "row"])
+def test_tensors_without_elements_have_no_norm_and_are_left_alone(scope):
+    p, nothing = Parameter(W.clone()), Parameter(torch.ones(0, 3))
+    opt = sgd(p, nothing, ratio=2.0, rate=1.0, scope=scope)
+    opt.step()
+    assert p.tolist() == [[6.0, 8.0]]
+    assert opt.report()
+
+
+# Settings that are not known
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"scope": "layer"}, r"scope='layer' is not known: give one of 'global', 'group', 'tensor', 'row', 'col', or a tuple of axes"),
+        ({"scope": ()}, r"scope=\(\) is not known"),
+        ({"law": "integral"}, r"law='integral' is not known: give one of 'proportional', 'upper', 'lower', 'projection'"),
+        ({"order": "during"}, r"order='during' is not known: give 'after' \(Algorithm 1\) or 'before'"),
+        ({"ratio": 1.0, "norm": 2.0}, r"ratio and norm were both given, but weights have one target: give one of them"),
+        (
+            {"scope": (0, 1)},
+            r"needs a tensor with axes \(0, 1\) and at least one more .* but group0\.tensor0 has shape \(1, 2\)",
+        ),
+        ({"scope": 5}, r"needs a tensor with axes \(5,\)"),
+    ],
+)
+def test_unknown_or_impossible_settings(settings, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        sgd(**settings)
+
+
+def test_an_unknown_word_for_who_is_controlled():
+    with pytest.raises(ValueError, match=r"controlled='all' is not known: give True, False, or 'matrices'"):
+        AdamWN([{"params": [Parameter(W.clone())], "controlled": "all"}])
+
+
+def test_control_of_what_is_no_optimizer_or_is_controlled_already():
+    with pytest.raises(TypeError, match=r"NormControl wraps a torch\.optim\.Optimizer, but got generator\. Construct the optimizer first"):
+        NormControl(SmallModel().parameters())
+    with pytest.raises(TypeError, match="The optimizer is under norm control already"):
+        NormControl(AdamWN(SmallModel().parameters()))
+
+
+def test_a_group_that_is_refused_leaves_the_optimizer_as_it_was():
+    model = SmallModel()
+    opt = AdamWN([model.up.weight], ratio=cosine(1.0, 2.0, steps=10))
+    with pytest.raises(ValueError, match="a norm cannot be negative"):
+        opt.add_param_group({"params": [model.down.weight], "scope": "tensor", "ratio": -1.0})
+    assert len(opt.param_groups) == 1
+    loss_at(model, 0).backward()
+    opt.step()

@@ -1,0 +1,103 @@
+"""Resuming: 100 steps equal 50, a save, a new process, a load and 50 more, bit for bit."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from small import SmallModel, train, with_eta
+
+from normcontrol import AdamWN, NormControl, cosine, linear, trace
+
+MAKERS = {
+    "for-loop": lambda groups, **s: AdamWN(groups, lr=1e-2, foreach=False, **s),
+    "foreach": lambda groups, **s: AdamWN(groups, lr=1e-2, foreach=True, **s),
+    "fused": lambda groups, **s: AdamWN(groups, lr=1e-2, fused=True, **s),
+    "NormControl": lambda groups, **s: NormControl(torch.optim.Adam(groups, lr=1e-2), **s),
+}
+SCOPES = ["global", "group", "tensor", "row", "col", (-1,)]
+CONFIGURATIONS = [
+    {"maker": maker, "scope": scope, "dtype": dtype, "order": order}
+    for (maker, scope, dtype), order in zip(
+        itertools.product(MAKERS, SCOPES, [torch.float32, torch.bfloat16]), itertools.cycle(["after", "before", "after"]), strict=False
+    )
+]
+
+
+def build(maker, scope, dtype, order, seed=0, **control):
+    model = SmallModel(dtype, seed)
+    params = list(model.parameters())
+    opt = MAKERS[maker]([{"params": params[:4]}, {"params": params[4:]}], scope=scope, order=order, **control)
+    return model, opt, with_eta(opt)
+
+
+def fresh(configuration):
+    """A run that has not begun; ratio and rate both move in the first half and in the second."""
+    ratio = linear(1.0, 2.0, steps=80) if configuration["order"] == "after" else trace([1.0, 1.5, 1.2], steps=[0, 40, 100])
+    return build(**configuration, ratio=ratio, rate=cosine(0.1, 0.01, steps=90))
+
+
+def parts(model, opt, scheduler) -> dict:
+    return {"model": model.state_dict(), "opt": opt.state_dict(), "scheduler": scheduler.state_dict()}
+
+
+def second_halves(folder: Path) -> None:
+    """What the new process does. Its models and schedules are others until it loads."""
+    ends = []
+    for configuration, saved in zip(CONFIGURATIONS, torch.load(folder / "saved.pt", weights_only=True), strict=True):
+        model, opt, scheduler = build(**configuration, seed=1)
+        model.load_state_dict(saved["model"])
+        opt.load_state_dict(saved["opt"])
+        scheduler.load_state_dict(saved["scheduler"])
+        train(model, opt, range(50, 100), scheduler)
+        ends.append(parts(model, opt, scheduler))
+    torch.save(ends, folder / "ends.pt")
+
+
+def test_a_resumed_run_ends_in_the_same_bits_for_each_implementation_scope_and_dtype(tmp_path):
+    saved = []
+    for configuration in CONFIGURATIONS:
+        run = fresh(configuration)
+        train(*run[:2], range(50), run[2])
+        saved.append(parts(*run))
+    torch.save(saved, tmp_path / "saved.pt")
+    subprocess.run([sys.executable, __file__, tmp_path], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+    for configuration, resumed in zip(CONFIGURATIONS, torch.load(tmp_path / "ends.pt", weights_only=True), strict=True):
+        model, opt, scheduler = fresh(configuration)
+        first = {name: p.detach().clone() for name, p in model.named_parameters()}
+        train(model, opt, range(100), scheduler)
+        for name, p in model.named_parameters():
+            assert torch.equal(p, resumed["model"][name]), f"{name} with {configuration}"
+            assert not torch.equal(p, first[name])
+        assert str(opt.state_dict()) == str(resumed["opt"]), configuration
+
+
+def test_the_target_on_resume_is_of_the_stored_reference_and_not_of_the_loaded_weights():
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=0.0, ratio=2.0, rate=1.0)
+    opt.step()
+    reference = opt.norms()["global"].target.item()
+    model_2 = SmallModel(seed=1)
+    model_2.load_state_dict(model.state_dict())
+    opt_2 = AdamWN(model_2.parameters(), lr=0.0, ratio=2.0, rate=1.0)
+    opt_2.load_state_dict(opt.state_dict())
+    opt_2.step()
+    assert opt_2.norms()["global"].target.item() == reference
+
+
+def test_weights_loaded_between_construction_and_the_first_step_are_the_reference():
+    """The usual order in fine-tuning: the optimizer is built, then the pretrained weights are loaded."""
+    model, pretrained = SmallModel(), SmallModel(seed=1)
+    opt = AdamWN(model.parameters(), lr=0.0, ratio=1.0, rate=1.0)
+    model.load_state_dict(pretrained.state_dict())
+    opt.step()
+    for p, q in zip(model.parameters(), pretrained.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-6)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # as in conftest.py
+    second_halves(Path(sys.argv[1]))
