@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test bench gpu-test clean
+.PHONY: demo test bench docs gpu-test clean
 
 demo: $(READY)  ## train a small network with AdamW and with AdamWN, and show both norms
 	$(BIN)/python examples/quickstart.py
@@ -16,7 +16,11 @@ test: $(READY)  ## lint, types, tests, doctests
 	$(BIN)/python -m pytest -n 2
 
 bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
-	$(BIN)/python benchmarks/step_cpu.py
+	$(BIN)/python benchmarks/step_cpu.py --json results/step_cpu.json
+
+docs: $(READY)  ## draw the figures of the documentation anew
+	$(BIN)/python docs/figures/make_figures.py
+	$(BIN)/python examples/quickstart.py --figure docs/figures/quickstart.png
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
 	PYTHONPATH=src $(PYTHON) -m pytest -m cuda tests

@@ -183,7 +183,7 @@ def scopes() -> None:
             label(ax, f"{name}: {values[-1]:.3f}", (8000, values[-1]), colour, (-4, 9 if above else -12), "right")
             if scope == "tensor":
                 ax.axhline(2.415 * init[i], color=colour, lw=1, ls=(0, (5, 4)))
-                label(ax, "target", (0, 2.415 * init[i]), colour, (4, 8))
+                label(ax, "target", (0, 2.415 * init[i]), colour, (4, 8 if i == 0 else -9))
         ax.set(title=title, xlabel="step", xlim=(0, 8000), ylim=(0, 0.06))
     axes[0].set_ylabel("root mean square")
     save(figure, "scopes.png")
