@@ -3,15 +3,17 @@
     python benchmarks/step_gpu.py --json results/step_gpu.json
 
 Every row is a ratio of medians over interleaved rounds, with the ratio that the bytes moved alone would give. Adam
-must move 28 bytes a float32 parameter (read p, g, m, v; write p, m, v); a norm that is not known while writing costs a
-second pass that reads and writes p, 8 more; clipping reads the gradients once more, 4 for us and 12 for
-``clip_grad_norm_``, which also writes them.
+must move 28 bytes a float32 parameter (read p, g, m, v; write p, m, v), and so must we as long as the guessed factors
+hold; a step whose guess misses reads and writes p once more, 8 bytes. Clipping reads the gradients once more, 4 bytes
+for us and 12 for ``clip_grad_norm_``, which reads them twice and writes them. How often a guess misses depends on the
+training: ``--misses`` counts it on a GPT that learns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import warnings
@@ -112,10 +114,10 @@ def peers(params: list[nn.Parameter]) -> dict[str, Any]:
 
 
 LIMITS = {  # bytes moved, ours over theirs, in float32
-    "global, after": 36 / 28,
+    "global, after": 28 / 28,
     "global, before": 28 / 28,
-    "tensor, after": 36 / 28,
-    "max_grad_norm, global, after": 40 / 40,
+    "tensor, after": 28 / 28,
+    "max_grad_norm, global, after": 32 / 40,
     "max_grad_norm, global, before": 32 / 40,
     "NormControl(AdamW fused)": 40 / 28,
 }
@@ -133,15 +135,59 @@ def copy_bandwidth() -> float:
 
 
 def extra_memory(shapes: list[tuple[int, ...]]) -> int:
-    """Bytes that AdamWN holds beyond the weights, the gradients and two moments after a few steps."""
+    """Bytes that AdamWN holds after a few steps beyond what torch's fused AdamW holds."""
     params = parameters(shapes, torch.float32)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    opt = AdamWN(params, lr=1e-4, ratio=RATIO, max_grad_norm=1.0)
-    for _ in range(3):
-        opt.step()
-    torch.cuda.synchronize()
-    return torch.cuda.memory_allocated() - before - sum(2 * p.numel() * 4 for p in params)
+    held = []
+    for make in (lambda: torch.optim.AdamW(params, fused=True), lambda: AdamWN(params, ratio=RATIO, max_grad_norm=1.0)):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        opt = make()
+        for _ in range(3):
+            opt.step()
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_allocated() - before)
+        del opt
+    return held[1] - held[0]
+
+
+def misses(steps: int = 600) -> dict[str, float]:
+    """The share of steps in which the guessed factor was off by more than a unit in the last place, on a byte-level GPT of 26M
+    parameters that learns the source of Python's standard library."""
+    text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
+    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).to("cuda", torch.long)
+    width, layers, context = 512, 8, 256
+    share = {}
+    for rate in (1e-2, 1e-1):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, 0.0, nn.functional.gelu, batch_first=True, norm_first=True)
+        model = nn.ModuleDict(
+            {"in": nn.Embedding(256, width), "at": nn.Embedding(context, width), "body": nn.TransformerEncoder(layer, layers)}
+        )
+        model["out"] = nn.Linear(width, 256, bias=False)
+        for p in model.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+        model = model.cuda()
+        opt = AdamWN(model.parameters(), lr=1e-3, betas=(0.9, 0.95), ratio=linear(1.0, 2.0, steps=50), rate=rate, max_grad_norm=1.0)
+        mask = nn.Transformer.generate_square_subsequent_mask(context, device="cuda")
+        missed = []
+        for _ in range(steps):
+            at = torch.randint(len(data) - context - 1, (64, 1), device="cuda") + torch.arange(context + 1, device="cuda")
+            words = data[at]
+            with torch.autocast("cuda", torch.bfloat16):
+                hidden = model["in"](words[:, :-1]) + model["at"].weight
+                logits = model["out"](model["body"](hidden, mask, is_causal=True))
+                loss = nn.functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            missed.append(opt._plan.needed.clone())
+        late = torch.stack(missed[steps // 3 :]).float().mean().item()
+        early = torch.stack(missed[: steps // 3]).float().mean().item()
+        share[f"rate {rate:g}"] = late
+        print(f"rate {rate:g}: second pass in {early:.1%} of the first {steps // 3} steps, {late:.1%} of the rest; loss {loss.item():.3f}")
+    return share
 
 
 def tune() -> None:
@@ -165,12 +211,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--misses", action="store_true")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
     warnings.simplefilter("ignore")
     if args.tune:
         return tune()
+    if args.misses:
+        misses()
+        return None
 
     machine = {
         "gpu": torch.cuda.get_device_name(),
@@ -182,10 +232,10 @@ def main() -> None:
     print(f"{machine}; device copy {bandwidth:.2f} TB/s")
     results: dict[str, Any] = {"machine": machine, "copy_TB_per_s": bandwidth, "cases": {}}
     for title, shapes, dtype, rounds, inner in (
-        ("GPT-2 124M fp32", SHAPES["GPT-2 124M"], torch.float32, 25, 10),
-        ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 9, 3),
-        ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 25, 10),
-        ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 15, 10),
+        ("GPT-2 124M fp32", SHAPES["GPT-2 124M"], torch.float32, 11, 40),
+        ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 7, 6),
+        ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 11, 40),
+        ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 9, 20),
     ):
         times = compare(shapes, dtype, rounds, inner)
         count = sum(torch.Size(s).numel() for s in shapes)
@@ -204,7 +254,7 @@ def main() -> None:
     print("\ngrowth, global after, against AdamW fused")
     for millions in (1, 10, 100, 1000, 3000):
         shapes = [(1000, 1000)] * millions if millions <= 100 else [(10000, 10000)] * (millions // 100)
-        times = compare(shapes, torch.float32, 7, 3, ["AdamW fused", "global, after"])
+        times = compare(shapes, torch.float32, 7, 20 if millions < 1000 else 5, ["AdamW fused", "global, after"])
         ours, theirs = times["global, after"], times["AdamW fused"]
         results["cases"][f"growth {millions}M"] = {
             "ms": round(ours, 4),
@@ -216,8 +266,9 @@ def main() -> None:
 
     for title in ("GPT-2 124M", "GPT-2 XL 1.56B"):
         results[f"extra bytes, {title}"] = extra = extra_memory(SHAPES[title])
-        print(f"{title}: {extra:,} bytes held beyond weights, gradients and two moments")
+        print(f"{title}: {extra:,} bytes held beyond what AdamW fused holds")
         torch.cuda.empty_cache()
+    results["share of steps with a second pass"] = misses()
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -29,7 +29,8 @@ def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor) -> None:
     dropped = (1 << DROPPED_BITS[weight.dtype]) - 1
     factor = scale.to(weight.device, torch.float32)
     by_row = factor.dim() > 0 and factor.size(0) > 1
-    rows = max(1, CHUNK // max(weight[0].numel(), 1)) if weight.dim() else 1
+    chunk = CHUNK if weight.is_cpu else 64 * CHUNK  # an accelerator wants few large launches
+    rows = max(1, chunk // max(weight[0].numel(), 1)) if weight.dim() else 1
     done = 0
     for i, piece in enumerate(weight.split(rows) if weight.dim() else (weight,)):
         part = factor.narrow(0, i * rows, piece.size(0)) if by_row else factor

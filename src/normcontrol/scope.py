@@ -108,8 +108,7 @@ def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
     if torch.is_grad_enabled():  # differentiable=True: the weights will change in place under the norm's feet
         params = [p.clone() for p in params]
     if scope.axes is None:
-        norms = [n.to(home, exact) for n in _tensor_norms(params)]
-        return torch.stack(norms)
+        return _tensor_norms(params, home, exact)
     return torch.cat([_slice_norms(p, scope.axes).to(home, exact).flatten() for p in params])
 
 
@@ -148,20 +147,22 @@ def apply_(params: Sequence[Tensor], scope: Scope, scale: Tensor, step: Tensor) 
             torch._foreach_mul_(tensors, [s.to(device, real) for s in factors])
 
 
-def _tensor_norms(params: Sequence[Tensor]) -> list[Tensor]:
-    """One 0-d norm a tensor, accumulated in float32 or better."""
-    norms: list[Any] = [None] * len(params)
-    by_dtype: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dtype) -> Tensor:
+    """One norm a tensor, accumulated in float32 or better; tensors that are alike are measured and moved together."""
+    alike: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
     for i, p in enumerate(params):
-        if p.is_cpu and p.numel() > BLOCK and not torch.is_grad_enabled():
-            norms[i] = _blocked_norm(p)
-        else:
-            by_dtype.setdefault((p.device, p.dtype), []).append(i)
-    for (_, dtype), indices in by_dtype.items():
-        some = torch._foreach_norm([params[i] for i in indices], 2, _accumulate(dtype))
-        for i, norm in zip(indices, some, strict=True):
+        large = p.is_cpu and p.numel() > BLOCK and not torch.is_grad_enabled()
+        alike.setdefault((p.device, p.dtype, large), []).append(i)
+    norms: list[Any] = [None] * len(params)
+    for (_, dtype, large), indices in alike.items():
+        some = [params[i] for i in indices]
+        each = [_blocked_norm(p) for p in some] if large else torch._foreach_norm(some, 2, _accumulate(dtype))
+        together = torch.stack(list(each)).to(home, exact)
+        if len(alike) == 1:
+            return together
+        for i, norm in zip(indices, together.unbind(), strict=True):
             norms[i] = norm
-    return norms
+    return torch.stack(norms)
 
 
 def _blocked_norm(p: Tensor) -> Tensor:
