@@ -54,7 +54,7 @@ def parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Par
 def interleaved(steps: dict[str, Any], rounds: int, inner: int) -> dict[str, float]:
     """Median milliseconds a step of each, the rounds taken in turn so that drift hits all alike."""
     for step in steps.values():
-        for _ in range(3):
+        for _ in range(100):  # also past the first steps, in which a target that starts to move is not guessed well
             step()
     torch.cuda.synchronize()
     times: dict[str, list[float]] = {name: [] for name in steps}

@@ -226,8 +226,10 @@ class NormControl(Optimizer):
                 f"{[float(g['lr']) for g in s.groups]}. Use scope='group', so that each group has a norm and a rate of its own."
             )
         on_host = self._counted and not torch.compiler.is_compiling()
-        step = torch.tensor(self._calls, dtype=s.initial.dtype) if on_host else self._step.to(s.initial.dtype)
-        value = schedule.at(step, s.settings) if isinstance(schedule, Schedule) else schedule
+        value = schedule
+        if isinstance(schedule, Schedule):
+            step = torch.tensor(self._calls, dtype=s.initial.dtype) if on_host else self._step.to(s.initial.dtype)
+            value = schedule.at(step, s.settings)
         if not on_host:
             return value
         if isinstance(schedule, trace):

@@ -59,6 +59,23 @@ class Unfit(Exception):
     """The tensors of this step cannot go through the kernels; the message says why."""
 
 
+class Launches:
+    """Compiled kernels for one bucket, called without looking at their arguments again: these are the same at every
+    step but for their values, and Triton's own look at them would cost more than many a step's work."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, kernel: Any, programs: int, arguments: tuple[Any, ...], **constants: Any) -> None:
+        """Launch; ``constants`` are the kernel's constexpr arguments, in its order."""
+        key = (kernel, *constants.values())
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            self._compiled[key] = kernel[(programs,)](*arguments, **constants, num_warps=WARPS)
+        else:
+            compiled[(programs, 1, 1)](*arguments, *constants.values())
+
+
 @dataclass
 class Bucket:
     """Tensors that one launch can treat alike: one group, one device, one choice of dtypes."""
@@ -76,7 +93,7 @@ class Bucket:
 
     def __post_init__(self) -> None:
         p = self.params[0]
-        self.device = p.device
+        self.device, self.dropped = p.device, DROPPED_BITS.get(p.dtype, 0)
         sizes = [t.numel() for t in self.params]
         self.chunk = BLOCK * BLOCKS_A_CHUNK
         while sum(sizes) > self.chunk << 16:  # tables of under a megabyte, however large the model
@@ -100,6 +117,7 @@ class Bucket:
         self.gs = _addresses(self.grads, self.device)
         self.host = torch.zeros(len(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda")  # for graph capture alone
         self.controlled = any(slot >= 0 for slot in self.slots)
+        self.launch = Launches()
         self.fused = False  # whether its set is controlled through the plan
 
     def still_fits(self) -> bool:
@@ -110,7 +128,7 @@ class Bucket:
         dtype = self.grads[0].dtype
         grads: list[Any] = [p.grad for p in self.params]
         for p, old, new in zip(self.params, self.grads, grads, strict=True):
-            if new is not old and (new.dtype != dtype or new.stride() != p.stride()):
+            if new is not old and (new is None or new.dtype != dtype or new.stride() != p.stride()):
                 return False
         at = [g.data_ptr() for g in grads]
         if at != self.at or _capturing(self.device):
@@ -142,7 +160,7 @@ class Plan:
             self._fill(group, slots)
         if len({b.device for b in self.buckets}) > 1:
             raise Unfit("the parameters are on several devices")
-        self.given = [p.grad is not None for group in adam.param_groups for p in group["params"]]
+        self.idle = [p for group in adam.param_groups for p in group["params"] if p.grad is None]
         planned = {p for b in self.buckets for p in b.params}
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.norms = torch.zeros(len(slots), dtype=torch.float64, device=device)
@@ -192,7 +210,7 @@ class Plan:
         groups = self.adam.param_groups
         if not self.holds():
             self.debts.fill_(1.0)  # weights that someone else has written owe us nothing
-        if self.state is not self.adam.state or self.given != [p.grad is not None for group in groups for p in group["params"]]:
+        if self.state is not self.adam.state or any(p.grad is not None for p in self.idle):
             return False
         return all(any(b.group is g for g in groups) and b.still_fits() for b in self.buckets)
 
@@ -213,41 +231,45 @@ class Plan:
         group, n = b.group, len(b.params)
         beta1, beta2 = group["betas"]
         lr = group["lr"]
-        none = b.bias  # stands where a pointer is not used
-        kernels.prepare[(-(-n // 128),)](
-            b.steps, b.bias, found_inf if found_inf is not None else none, n,
+        skip = b.bias if found_inf is None else found_inf  # any pointer will do where none is used
+        before, after = (b.controlled and b.fused and group["order"] == order for order in ("before", "after"))
+        b.launch(
+            kernels.prepare, -(-n // 128), (b.steps, b.bias, skip, n),
             LOG2_BETA1=_log2(beta1), LOG2_BETA2=_log2(beta2), HAS_INF=found_inf is not None, BLOCK=128,
         )  # fmt: skip
-        before, after = (b.controlled and b.fused and group["order"] == order for order in ("before", "after"))
-        kernels.adam[(len(b.chunks),)](
-            b.ps, b.gs, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias,
-            lr.to(b.device) if isinstance(lr, Tensor) else float(lr), self.factors, b.partials,
-            factor if factor is not None else none, found_inf if found_inf is not None else none, control_step,
+        b.launch(
+            kernels.adam, len(b.chunks),
+            (
+                b.ps, b.gs, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias, lr.to(b.device) if isinstance(lr, Tensor) else lr,
+                self.factors, b.partials, b.bias if factor is None else factor, skip, control_step,
+            ),
             ONE_MINUS_BETA1=1 - beta1, ONE_MINUS_BETA2=1 - beta2, EPS=group["eps"], AMSGRAD=bool(group["amsgrad"]),
             MAXIMIZE=bool(group["maximize"]), BEFORE=before, AFTER=after, SUM=b.controlled, HAS_INF=found_inf is not None,
-            HAS_FACTOR=factor is not None, LR_AT=isinstance(lr, Tensor), DROPPED=DROPPED_BITS.get(b.params[0].dtype, 0),
+            HAS_FACTOR=factor is not None, LR_AT=isinstance(lr, Tensor), DROPPED=b.dropped,
             P=DTYPES[b.params[0].dtype], G=DTYPES[b.grads[0].dtype], S=DTYPES[b.exp_avgs[0].dtype], ALIGNED=b.aligned,
-            BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
+            BLOCK=BLOCK, CHUNK=b.chunk,
         )  # fmt: skip
         if b.controlled:
-            kernels.finish_norms[(n,)](
-                b.partials, b.firsts, b.slot_table, self.norms, self.factors, self.debts, found_inf if found_inf is not None else none,
-                AFTER=after, HAS_INF=found_inf is not None, BLOCK=1024,
-            )  # fmt: skip
+            arguments = (b.partials, b.firsts, b.slot_table, self.norms, self.factors, self.debts, skip)
+            b.launch(kernels.finish_norms, n, arguments, AFTER=after, HAS_INF=found_inf is not None, BLOCK=1024)
 
     def settle(self, scale: Tensor, first: int, n: int, buckets: list[Bucket], control_step: Tensor) -> None:
         """Make good what the guessed factors missed, now or in the next step, and guess the next ones."""
-        low = buckets[0].params[0].dtype in DROPPED_BITS
+        tolerance = 2.0**-14 if buckets[0].dropped else 2.0**-23
+        skip = self.factors if self.found_inf is None else self.found_inf
         with _on(self.norms.device):
-            kernels.settle[(1,)](
-                scale, scale.dim(), self.factors, self.debts, self.lasts, self.corrections, self.needed, 2.0**-14 if low else 2.0**-23,
-                self.found_inf if self.found_inf is not None else self.factors, first, n, HAS_INF=self.found_inf is not None, BLOCK=1024,
+            buckets[0].launch(
+                kernels.settle, 1,
+                (
+                    scale, self.factors, self.debts, self.lasts, self.corrections, self.needed, tolerance, skip, first, n,
+                ),
+                STRIDE=scale.dim(), HAS_INF=self.found_inf is not None, BLOCK=1024,
             )  # fmt: skip
             for b in buckets:
-                kernels.scale[(min(len(b.chunks), 2048),)](
-                    b.ps, b.numels, b.slot_table, b.chunks, self.corrections, self.needed, control_step, len(b.chunks),
-                    DROPPED=DROPPED_BITS.get(b.params[0].dtype, 0), P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned,
-                    BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
+                arguments = (b.ps, b.numels, b.slot_table, b.chunks, self.corrections, self.needed, control_step, len(b.chunks))
+                b.launch(
+                    kernels.scale, min(len(b.chunks), 2048), arguments,
+                    DROPPED=b.dropped, P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk,
                 )  # fmt: skip
 
     def measure(self) -> None:
@@ -267,13 +289,10 @@ class Plan:
 
     def _norms_of(self, b: Bucket, addresses: Tensor, dtype: torch.dtype, slots: Tensor, into: Tensor) -> None:
         with _on(b.device):
-            kernels.sum_squares[(len(b.chunks),)](
-                addresses, b.numels, b.chunks, b.partials,
-                P=DTYPES[dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk, num_warps=WARPS,
-            )  # fmt: skip
-            kernels.finish_norms[(len(b.params),)](
-                b.partials, b.firsts, slots, into, into, into, into, AFTER=False, HAS_INF=False, BLOCK=1024
-            )
+            sums = (addresses, b.numels, b.chunks, b.partials)
+            b.launch(kernels.sum_squares, len(b.chunks), sums, P=DTYPES[dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk)
+            arguments = (b.partials, b.firsts, slots, into, into, into, into)
+            b.launch(kernels.finish_norms, len(b.params), arguments, AFTER=False, HAS_INF=False, BLOCK=1024)
 
     def hand_over(self) -> None:
         """Leave what the next step needs in the groups, for a checkpoint or another plan."""

@@ -162,7 +162,7 @@ def sum_squares(ps, numels, chunks, partials, P: tl.constexpr, ALIGNED: tl.const
     p_ptr = _at(ps, tensor, P, ALIGNED)
     squares = tl.zeros((BLOCK,), tl.float32)
     if start + (CHUNK - BLOCK) * LANES + BLOCK <= numel:
-        for i in range(0, CHUNK * LANES, BLOCK * LANES):
+        for i in tl.range(0, CHUNK * LANES, BLOCK * LANES, loop_unroll_factor=4):
             p = tl.load(p_ptr + start + i + tl.arange(0, BLOCK)).to(tl.float32)
             squares += p * p
     else:
@@ -198,7 +198,8 @@ def finish_norms(
 
 @triton.jit
 def settle(
-    scales, stride, factors, debts, lasts, corrections, needed, tolerance, found_inf, first, n, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
+    scales, factors, debts, lasts, corrections, needed, tolerance, found_inf, first, n,
+    STRIDE: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Compare the factors that the weights were written with to those that the control then asked for.
 
@@ -209,7 +210,7 @@ def settle(
         at = i + tl.arange(0, BLOCK)
         inside = at < n
         slot = first + at
-        asked = tl.load(scales + at * stride, inside, other=1.0)
+        asked = tl.load(scales + at * STRIDE, inside, other=1.0)
         factor = tl.load(factors + slot, inside, other=1.0)
         debt = tl.load(debts + slot, inside, other=1.0)
         last = tl.load(lasts + slot, inside, other=1.0)
@@ -250,7 +251,7 @@ def scale(
                 factor = tl.load(factors + slot)
                 seed = _seed(control_step, slot, 0) if DROPPED > 0 else 0
                 if start + (CHUNK - BLOCK) * LANES + BLOCK <= numel:
-                    for i in range(0, CHUNK * LANES, BLOCK * LANES):
+                    for i in tl.range(0, CHUNK * LANES, BLOCK * LANES, loop_unroll_factor=4):
                         offsets = start + i + tl.arange(0, BLOCK)
                         p = tl.load(p_ptr + offsets).to(tl.float32) * factor
                         if DROPPED > 0:
