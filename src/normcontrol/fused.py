@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -122,18 +123,20 @@ class Bucket:
 
     def still_fits(self) -> bool:
         """Whether weights and moments are where they were. Gradients are new tensors at every step; they may move."""
-        for p, address, state, m, v in zip(self.params, self.p_at, self.states, self.exp_avgs, self.exp_avg_sqs, strict=True):
-            if state["exp_avg"] is not m or state["exp_avg_sq"] is not v or p.data_ptr() != address:
-                return False
-        dtype = self.grads[0].dtype
+        moments = all(map(is_, map(itemgetter("exp_avg"), self.states), self.exp_avgs))
+        squares = all(map(is_, map(itemgetter("exp_avg_sq"), self.states), self.exp_avg_sqs))
+        if not moments or not squares or list(map(Tensor.data_ptr, self.params)) != self.p_at:
+            return False
         grads: list[Any] = [p.grad for p in self.params]
-        for p, old, new in zip(self.params, self.grads, grads, strict=True):
-            if new is not old and (new is None or new.dtype != dtype or new.stride() != p.stride()):
-                return False
-        at = [g.data_ptr() for g in grads]
+        if all(map(is_, grads, self.grads)) and not _capturing(self.device):
+            return True
+        dtype = self.grads[0].dtype
+        if any(g is None or g.dtype != dtype or g.stride() != p.stride() for p, g in zip(self.params, grads, strict=True)):
+            return False
+        at = list(map(Tensor.data_ptr, grads))
+        if self.aligned and any(address % 16 for address in at):
+            return False
         if at != self.at or _capturing(self.device):
-            if self.aligned and any(address % 16 for address in at):
-                return False
             self._point_at(at)
         self.grads = grads
         return True
@@ -161,7 +164,8 @@ class Plan:
         if len({b.device for b in self.buckets}) > 1:
             raise Unfit("the parameters are on several devices")
         self.idle = [p for group in adam.param_groups for p in group["params"] if p.grad is None]
-        planned = {p for b in self.buckets for p in b.params}
+        self.params = [p for b in self.buckets for p in b.params]
+        planned = set(self.params)
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.norms = torch.zeros(len(slots), dtype=torch.float64, device=device)
         self.factors = torch.ones(len(slots), device=device)  # what the next pass multiplies by
@@ -216,7 +220,7 @@ class Plan:
 
     def holds(self) -> bool:
         """Whether the summed norms are still those of the weights, or someone else has written to them since."""
-        return self.versions is not None and self.versions == [p._version for b in self.buckets for p in b.params]
+        return self.versions == list(map(attrgetter("_version"), self.params))
 
     def step(self, control_step: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
         """One Adam step of everything; ``factor`` multiplies the gradients."""
@@ -224,8 +228,8 @@ class Plan:
         for b in self.buckets:
             with _on(b.device):
                 self._launch(b, control_step, factor, found_inf)
-        torch.autograd.graph.increment_version([p for b in self.buckets for p in b.params])
-        self.versions = [p._version for b in self.buckets for p in b.params]
+        torch.autograd.graph.increment_version(self.params)
+        self.versions = list(map(attrgetter("_version"), self.params))
 
     def _launch(self, b: Bucket, control_step: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
         group, n = b.group, len(b.params)
@@ -277,15 +281,16 @@ class Plan:
         for b in self.buckets:
             if b.controlled:
                 self._norms_of(b, b.ps, b.params[0].dtype, b.slot_table, self.norms)
-        self.versions = [p._version for b in self.buckets for p in b.params]
+        self.versions = list(map(attrgetter("_version"), self.params))
 
     def grad_norm(self) -> Tensor:
         """The joint norm of all gradients, in one pass over them."""
-        norms = []
+        norms = self.norms.new_empty(len(self.params))
+        done = 0
         for b in self.buckets:
-            norms.append(torch.zeros(len(b.params), dtype=torch.float64, device=b.device))
-            self._norms_of(b, b.gs, b.grads[0].dtype, b.everyone, norms[-1])
-        return torch.linalg.vector_norm(torch.cat(norms))
+            self._norms_of(b, b.gs, b.grads[0].dtype, b.everyone, norms[done:])
+            done += len(b.params)
+        return torch.linalg.vector_norm(norms)
 
     def _norms_of(self, b: Bucket, addresses: Tensor, dtype: torch.dtype, slots: Tensor, into: Tensor) -> None:
         with _on(b.device):
