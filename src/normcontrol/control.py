@@ -365,6 +365,10 @@ class NormControl(Optimizer):
         self._sets = weight_sets(self.param_groups)
         self._step = self.param_groups[0]["control_step"]
         self._trainable = [p.requires_grad for g in self.param_groups for p in g["params"]]
+        for s in self._sets:
+            for schedule in (s.settings[s.kind], s.settings["rate"]):
+                if isinstance(schedule, trace):  # its table must be on the device before a graph is captured
+                    schedule.value(self._step.to(s.initial.device, s.initial.dtype))
 
     def _check_unchanged(self) -> None:
         """Notice what people change in place: frozen tensors, and a decay that has come back."""
