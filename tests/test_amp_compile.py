@@ -143,7 +143,7 @@ def test_a_compiled_step_can_be_followed_by_an_eager_one():
     train(models[1], opts[1], range(6))
     assert opts[0].norms()["global"].target.item() == opts[1].norms()["global"].target.item()
     for a, b in zip(*(m.parameters() for m in models), strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=6 * 1e-2 * 2**-23)  # compiled, Adam corrects its bias in float32
+        assert torch.allclose(a, b, rtol=0, atol=6 * 1e-2 * 6e-5)  # compiled, Adam has 1 - 0.999 in float32: right to 6e-5
 
 
 # torch.distributed.checkpoint
