@@ -143,7 +143,7 @@ def test_a_compiled_step_can_be_followed_by_an_eager_one():
     train(models[1], opts[1], range(6))
     assert opts[0].norms()["global"].target.item() == opts[1].norms()["global"].target.item()
     for a, b in zip(*(m.parameters() for m in models), strict=True):
-        assert torch.allclose(a, b, rtol=1e-6)
+        assert torch.allclose(a, b, rtol=0, atol=6 * 1e-2 * 6e-5)  # compiled, Adam has 1 - 0.999 in float32: right to 6e-5
 
 
 # torch.distributed.checkpoint
@@ -170,7 +170,7 @@ def test_distributed_checkpoint_carries_the_reference_norms_and_the_step():
     opt, opt_2 = AdamWN(model.parameters(), **settings), AdamWN(other.parameters(), **settings)
     train(model, opt, range(4))
     other.load_state_dict(model.state_dict())
-    set_optimizer_state_dict(other, opt_2, get_optimizer_state_dict(model, opt))
+    set_optimizer_state_dict(other, opt_2, copy.deepcopy(get_optimizer_state_dict(model, opt)))  # it would share the moments
     assert torch.equal(opt_2.param_groups[0]["norm0"], opt.param_groups[0]["norm0"])
     for m, o in ((model, opt), (other, opt_2)):
         train(m, o, range(4, 8))

@@ -33,7 +33,7 @@ on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: make gpu-test")
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the tests below run here")
 def test_the_kernels_under_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -75,7 +75,7 @@ class NormControl(Optimizer):
     True
     """
 
-    _KEPT: tuple[str, ...] = ("optimizer", "_settings", "_fresh", "_calls", "_counted")  # what a copy or a pickle takes along
+    _KEPT: tuple[str, ...] = ("optimizer", "_settings", "_fresh", "_clock")  # what a copy or a pickle takes along
 
     def __init__(
         self,
@@ -97,7 +97,8 @@ class NormControl(Optimizer):
         if isinstance(optimizer, NormControl):
             raise TypeError("The optimizer is under norm control already; give its settings there, by group if need be.")
         given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law, "order": order}
-        self.__setstate__({"optimizer": optimizer, "_settings": given, "_fresh": True, "_calls": 0, "_counted": True, "_sets": []})
+        clock = {"calls": 0, "counted": True}  # a dict: torch.compile loses what is assigned to an optimizer itself
+        self.__setstate__({"optimizer": optimizer, "_settings": given, "_fresh": True, "_clock": clock, "_sets": []})
         for index in range(len(self.param_groups)):
             self._adopt(index)
         self._build()
@@ -175,11 +176,11 @@ class NormControl(Optimizer):
         """Count the step on the device; on the host too, for as long as the host can know what the device does."""
         self._step.add_(1 if found_inf is None else (found_inf == 0).to(self._step))
         if torch.compiler.is_compiling():
-            self._counted = False
+            self._clock["counted"] = False
         else:
             captured = self._step.is_cuda and torch.cuda.is_current_stream_capturing()
-            self._counted = self._counted and found_inf is None and not captured
-            self._calls += 1
+            self._clock["counted"] = self._clock["counted"] and found_inf is None and not captured
+            self._clock["calls"] += 1
 
     def _closure_comes_first(self) -> bool:
         """Whether the gradients must be there before the control, not only before the optimizer's step."""
@@ -225,22 +226,22 @@ class NormControl(Optimizer):
                 f"rate={schedule!r} follows the learning rate, but the groups that share the global norm have different ones: "
                 f"{[float(g['lr']) for g in s.groups]}. Use scope='group', so that each group has a norm and a rate of its own."
             )
-        on_host = self._counted and not torch.compiler.is_compiling()
+        on_host = self._clock["counted"] and not torch.compiler.is_compiling()
         value = schedule
         if isinstance(schedule, Schedule):
-            step = torch.tensor(self._calls, dtype=s.initial.dtype) if on_host else self._step.to(s.initial.dtype)
+            step = torch.tensor(self._clock["calls"], dtype=s.initial.dtype) if on_host else self._step.to(s.initial.dtype)
             value = schedule.at(step, s.settings)
         if not on_host:
             return value
         if isinstance(schedule, trace):
-            schedule.note_end(self._calls)
+            schedule.note_end(self._clock["calls"])
         if isinstance(value, Tensor):
             if not value.is_cpu:  # a learning rate that lives on the device
                 return value
             value = value.item()
         if not low <= value <= high:
             raise ValueError(
-                f"{name}={schedule!r} is {value:g} at step {self._calls}: it must stay within [{low:g}, {high:g}]. "
+                f"{name}={schedule!r} is {value:g} at step {self._clock['calls']}: it must stay within [{low:g}, {high:g}]. "
                 "Mend the schedule; the weights were not scaled at this step."
             )
         return value
@@ -329,8 +330,8 @@ class NormControl(Optimizer):
         for group in self.param_groups:
             group["control_step"] = step
             group["norm0"] = group["norm0"].to(step.device)
-        self._calls, self._counted = int(step.item()), True
-        self._fresh = self._calls == 0
+        self._clock = {"calls": int(step.item()), "counted": True}
+        self._fresh = self._clock["calls"] == 0
         self._build()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -364,6 +365,10 @@ class NormControl(Optimizer):
         self._sets = weight_sets(self.param_groups)
         self._step = self.param_groups[0]["control_step"]
         self._trainable = [p.requires_grad for g in self.param_groups for p in g["params"]]
+        for s in self._sets:
+            for schedule in (s.settings[s.kind], s.settings["rate"]):
+                if isinstance(schedule, trace):  # its table must be on the device before a graph is captured
+                    schedule.value(self._step.to(s.initial.device, s.initial.dtype))
 
     def _check_unchanged(self) -> None:
         """Notice what people change in place: frozen tensors, and a decay that has come back."""
