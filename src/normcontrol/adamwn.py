@@ -15,6 +15,7 @@ from normcontrol.fused import Plan, Unfit, why_not
 from normcontrol.policy import marks_of_decay
 from normcontrol.schedule import Value
 from normcontrol.scope import SCOPES, Weights, join, measure
+from normcontrol.sharding import is_mixed
 
 
 class AdamWN(NormControl):
@@ -64,6 +65,7 @@ class AdamWN(NormControl):
         scope: Any = "global",
         law: str = "proportional",
         order: str = "after",
+        norm_group: Any = None,
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={max_grad_norm}: gradients cannot be clipped to that norm. Give a positive one, or None.")
@@ -87,12 +89,14 @@ class AdamWN(NormControl):
         for group, mark in zip(adam.param_groups, marks, strict=True):
             group.setdefault("controlled", mark)
             group["weight_decay"] = 0.0
+            if group["foreach"] is None and group["fused"] is None and is_mixed(group["params"]):
+                group["foreach"] = False  # torch's default on CUDA is one call for all tensors, which refuses such lists
         adam.defaults["weight_decay"] = 0.0
         self._reason, self._kernels = reason, reason is None
         self._plan: Plan | None = None
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None
-        super().__init__(adam, ratio=ratio, norm=norm, rms=rms, rate=rate, scope=scope, law=law, order=order)
+        super().__init__(adam, ratio=ratio, norm=norm, rms=rms, rate=rate, scope=scope, law=law, order=order, norm_group=norm_group)
 
     _KEPT = (*NormControl._KEPT, "_reason", "_kernels", "max_grad_norm", "grad_norm")
 
