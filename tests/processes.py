@@ -39,6 +39,7 @@ def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 6
         for rank in late:
             processes[rank].kill()
         results: list[Any] = []
+        errors = []  # all of them: when one rank fails, the others lose their connection to it
         for rank in range(ranks):
             file = Path(folder, f"result{rank}")
             if rank in died:
@@ -48,8 +49,10 @@ def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 6
                 raise AssertionError(f"Rank {rank} {'hangs' if rank in late else f'died with exit code {processes[rank].exitcode}'}.")
             result, error = pickle.loads(file.read_bytes())
             if error is not None:
-                raise AssertionError(f"Rank {rank} failed:\n{error}")
+                errors.append(f"Rank {rank} failed:\n{error}")
             results.append(result)
+        if errors:
+            raise AssertionError("\n".join(errors))
         return results
 
 
