@@ -288,7 +288,7 @@ def test_overflow_on_one_rank_leaves_all_weights_alone():
 def refused() -> None:
     mesh = init_device_mesh("cpu", (2,))
     with pytest.raises(ValueError, match="sums still to be made"):
-        controlled(DTensor.from_local(W, mesh, [Partial()]))
+        NormControl(torch.optim.SGD([nn.Parameter(DTensor.from_local(W, mesh, [Partial()]))], lr=1.0))
     ragged = DTensor.from_local(W[: 1 + dist.get_rank()], mesh, [Shard(0)], shape=torch.Size((3, 2)), stride=(2, 1))
     _, opt = controlled(ragged, ratio=2.0)
     opt.step()
