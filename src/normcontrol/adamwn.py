@@ -14,8 +14,8 @@ from normcontrol.control import NormControl
 from normcontrol.fused import Plan, Unfit, why_not
 from normcontrol.policy import marks_of_decay
 from normcontrol.schedule import Value
-from normcontrol.scope import SCOPES, Weights, join, measure
-from normcontrol.sharding import is_mixed
+from normcontrol.scope import SCOPES, Weights, join
+from normcontrol.sharding import is_mixed, local, whole_norms
 
 
 class AdamWN(NormControl):
@@ -70,6 +70,8 @@ class AdamWN(NormControl):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={max_grad_norm}: gradients cannot be clipped to that norm. Give a positive one, or None.")
         params, reason = _look_at(params, fused, foreach, differentiable)
+        if reason is None and norm_group is not None:
+            reason = "its norms are shared with other processes"
         adam = torch.optim.AdamW(
             params,
             lr,
@@ -159,7 +161,7 @@ class AdamWN(NormControl):
         if self._plan is None:
             if factor is not None:
                 grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-                torch._foreach_mul_(grads, factor.float())
+                torch._foreach_mul_([local(g) for g in grads], factor.float())
             return super()._inner_step(closure)
         if grad_scale is not None:
             factor = grad_scale.reciprocal() if factor is None else factor / grad_scale
@@ -173,7 +175,7 @@ class AdamWN(NormControl):
             norm = self._plan.grad_norm()
         else:
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            norm = join(measure(grads, SCOPES["global"]), SCOPES["global"])
+            norm = join(whole_norms(grads, SCOPES["global"], self._spread()), SCOPES["global"])
         self.grad_norm = norm if grad_scale is None else norm / grad_scale
         return (to / (self.grad_norm + 1e-6)).clamp(max=1.0)
 
