@@ -14,7 +14,8 @@ from normcontrol.control import NormControl
 from normcontrol.fused import Plan, Unfit, why_not
 from normcontrol.policy import marks_of_decay
 from normcontrol.schedule import Value
-from normcontrol.scope import SCOPES, Weights, join, measure
+from normcontrol.scope import SCOPES, Weights, join
+from normcontrol.sharding import is_mixed, local, whole_norms
 
 
 class AdamWN(NormControl):
@@ -64,10 +65,13 @@ class AdamWN(NormControl):
         scope: Any = "global",
         law: str = "proportional",
         order: str = "after",
+        norm_group: Any = None,
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={max_grad_norm}: gradients cannot be clipped to that norm. Give a positive one, or None.")
         params, reason = _look_at(params, fused, foreach, differentiable)
+        if reason is None and norm_group is not None:
+            reason = "its norms are shared with other processes"
         adam = torch.optim.AdamW(
             params,
             lr,
@@ -87,12 +91,14 @@ class AdamWN(NormControl):
         for group, mark in zip(adam.param_groups, marks, strict=True):
             group.setdefault("controlled", mark)
             group["weight_decay"] = 0.0
+            if group["foreach"] is None and group["fused"] is None and is_mixed(group["params"]):
+                group["foreach"] = False  # torch's default on CUDA is one call for all tensors, which refuses such lists
         adam.defaults["weight_decay"] = 0.0
         self._reason, self._kernels = reason, reason is None
         self._plan: Plan | None = None
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None
-        super().__init__(adam, ratio=ratio, norm=norm, rms=rms, rate=rate, scope=scope, law=law, order=order)
+        super().__init__(adam, ratio=ratio, norm=norm, rms=rms, rate=rate, scope=scope, law=law, order=order, norm_group=norm_group)
 
     _KEPT = (*NormControl._KEPT, "_reason", "_kernels", "max_grad_norm", "grad_norm")
 
@@ -155,7 +161,7 @@ class AdamWN(NormControl):
         if self._plan is None:
             if factor is not None:
                 grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-                torch._foreach_mul_(grads, factor.float())
+                torch._foreach_mul_([local(g) for g in grads], factor.float())
             return super()._inner_step(closure)
         if grad_scale is not None:
             factor = grad_scale.reciprocal() if factor is None else factor / grad_scale
@@ -169,7 +175,7 @@ class AdamWN(NormControl):
             norm = self._plan.grad_norm()
         else:
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            norm = join(measure(grads, SCOPES["global"]), SCOPES["global"])
+            norm = join(whole_norms(grads, SCOPES["global"], self._spread()), SCOPES["global"])
         self.grad_norm = norm if grad_scale is None else norm / grad_scale
         return (to / (self.grad_norm + 1e-6)).clamp(max=1.0)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from normcontrol.control import NormControl, control_
 from normcontrol.scope import Weights
+from normcontrol.sharding import measure_together, shards_of
 
 
 @torch.no_grad()
@@ -40,4 +41,7 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
         if missing:
             raise ValueError(f"The optimizer controls {missing[0]}, which is not a parameter of the given model. Give the model it trains.")
         target = optimizer._reading(s).target
-        control_(Weights([twin[p] for p in s.params], s.scope), "projection", 1.0, target, 1.0, optimizer._step)
+        twins = [twin[p] for p in s.params]
+        shards = None if s.shards is None else shards_of(twins, s.scope, optimizer._spread(), s.shards.shares)
+        measure_together([shards])
+        control_(shards or Weights(twins, s.scope), "projection", 1.0, target, 1.0, optimizer._step)

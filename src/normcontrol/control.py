@@ -18,9 +18,13 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from normcontrol.law import LAWS
 from normcontrol.schedule import Schedule, Value, custom, lr_times, to_plain, trace
-from normcontrol.scope import Weights, check_axes, join, measure, parse_scope
+from normcontrol.scope import Weights, check_axes, join, parse_scope
 from normcontrol.sets import Reading, WeightSet, members_of, weight_sets
 from normcontrol.settings import Group, adapted, check_decay, check_group, check_references, complete, restored
+from normcontrol.sharding import Spread, all_agree, check_recognised, local, measure_together, whole_norms
+
+LOST = "lost"
+"""What pickling and copying leave of a process group."""
 
 
 def control_(
@@ -62,6 +66,9 @@ class NormControl(Optimizer):
         scope: which weights share a norm: "global" (the paper), "group", "tensor", "row", "col", or a tuple of axes.
         law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), or "projection" (on target at once).
         order: "after" the optimizer's step (Algorithm 1) or "before" it, as torch's AdamW decays.
+        norm_group: the process group whose ranks share the norms of the scopes "global" and "group", where that cannot be
+            seen from the tensors (FSDP1, ZeRO, pipeline stages); DTensors (FSDP2, tensor parallel) need none. It is not
+            pickled or saved.
 
     A parameter group may override each of these, and say ``controlled=True`` or ``False``. By default tensors with two
     or more dimensions are controlled; biases and norm layers are left alone.
@@ -88,6 +95,7 @@ class NormControl(Optimizer):
         scope: Any = "global",
         law: str = "proportional",
         order: str = "after",
+        norm_group: Any = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
@@ -97,6 +105,7 @@ class NormControl(Optimizer):
         if isinstance(optimizer, NormControl):
             raise TypeError("The optimizer is under norm control already; give its settings there, by group if need be.")
         given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law, "order": order}
+        self._norm_group = norm_group
         clock = {"calls": 0, "counted": True}  # a dict: torch.compile loses what is assigned to an optimizer itself
         self.__setstate__({"optimizer": optimizer, "_settings": given, "_fresh": True, "_clock": clock, "_sets": []})
         for index in range(len(self.param_groups)):
@@ -140,12 +149,24 @@ class NormControl(Optimizer):
         return getattr(self.optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: self.__dict__[key] for key in self._KEPT}
+        return {**{key: self.__dict__[key] for key in self._KEPT}, "_norm_group": None if self._norm_group is None else LOST}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_sets" not in state:  # a copy, or fresh from a pickle
-            self._build()
+            self._sets: list[WeightSet] = []
+            if self._norm_group != LOST:
+                self._build()
+
+    @property
+    def norm_group(self) -> Any:
+        """The process group whose ranks share the norms. Set it again on an optimizer that was pickled or copied."""
+        return self._norm_group
+
+    @norm_group.setter
+    def norm_group(self, group: Any) -> None:
+        self._norm_group = group
+        self._build()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -153,9 +174,9 @@ class NormControl(Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step of the optimizer, and one of the controller."""
+        if (self._fresh or not torch.compiler.is_compiling()) and self._is_dry_run():
+            return self._inner_step(closure)
         if self._fresh:
-            if self._is_dry_run():
-                return self._inner_step(closure)
             self._begin()
         self._check_unchanged()
         found_inf = self.found_inf.reshape(()) if "found_inf" in self.__dict__ else None
@@ -207,9 +228,9 @@ class NormControl(Optimizer):
 
     def _control(self, order: str, found_inf: Tensor | None) -> None:
         with torch.set_grad_enabled(self.defaults.get("differentiable", False)):
-            for s in self._sets:
-                if s.settings["order"] != order:
-                    continue
+            sets = [s for s in self._sets if s.settings["order"] == order]
+            measure_together([s.shards for s in sets])
+            for s in sets:
                 ratio = self._value(s, s.kind, 0.0, math.inf)
                 rate = self._value(s, "rate", 0.0, 1.0)
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
@@ -251,7 +272,9 @@ class NormControl(Optimizer):
 
         All of it was computed in the last step: no pass over the weights is made, and no device waited for until you
         read a value. With ``order="after"`` the norm is that of the weights as they are now; with ``"before"``, of the
-        weights as they were when the step had just scaled them.
+        weights as they were when the step had just scaled them. Under sharding they are the norms of the whole weights, the
+        same on every rank; with scopes of rows or slices that lie on one rank each, this call gathers them, so make it on
+        every rank.
 
         >>> opt = NormControl(torch.optim.SGD([torch.nn.Parameter(torch.ones(3, 3))], lr=0.1), ratio=2.0)
         >>> {name: (r.norm.item(), r.target.item()) for name, r in opt.norms().items()}
@@ -265,7 +288,7 @@ class NormControl(Optimizer):
                 readings["global" if s.scope.name == "global" else f"group {index}"] = whole
                 continue
             sizes = s.scope.sizes(s.params)
-            for name, *pieces in zip(s.names, *(values.split(sizes) for values in whole), strict=True):
+            for name, *pieces in zip(s.names, *(values.split(sizes) for values in s.whole(torch.stack(whole))), strict=True):
                 readings[name] = Reading(*(p.reshape(()) if s.scope.axes is None else p for p in pieces))
         return readings
 
@@ -351,18 +374,26 @@ class NormControl(Optimizer):
             check_axes(parse_scope(group["scope"]), name, p)
         # An integer: torch.compile loses in-place additions to a 0-d float64 tensor, which it takes for a Python number.
         first = self.param_groups[0]
-        group["control_step"] = first["control_step"] if index else torch.zeros((), dtype=torch.int64, device=group["params"][0].device)
+        device = next((p.device for g in self.param_groups for p in g["params"]), None)  # a rank may hold nothing of a group
+        group["control_step"] = first["control_step"] if index else torch.zeros((), dtype=torch.int64, device=device)
         self._capture(group, names, params)
 
     def _capture(self, group: Group, names: list[str], params: list[Tensor]) -> None:
+        scope, spread = parse_scope(group["scope"]), self._spread()
+        check_recognised(names, params, scope, spread, was=group.get("norm0"))
+        if spread.told is not None and scope.joint:  # its norm is one number, from which a frozen tensor's could not be taken out
+            params = [p for p in params if p.requires_grad]
         with torch.no_grad():
-            group["norm0"] = measure(params, parse_scope(group["scope"]))
+            group["norm0"] = whole_norms(params, scope, spread)
         check_references(group, names, params)
+
+    def _spread(self) -> Spread:
+        return Spread((p for group in self.param_groups for p in group["params"]), self._norm_group)
 
     @torch.compiler.disable
     def _build(self) -> None:
         """Sort the controlled weights into the sets that share settings."""
-        self._sets = weight_sets(self.param_groups)
+        self._sets = weight_sets(self.param_groups, self._spread())
         self._step = self.param_groups[0]["control_step"]
         self._trainable = [p.requires_grad for g in self.param_groups for p in g["params"]]
         for s in self._sets:
@@ -375,7 +406,17 @@ class NormControl(Optimizer):
         for index, group in enumerate(self.param_groups):
             if group.get("weight_decay"):
                 check_decay(index, group, self.optimizer)
+        if self._norm_group == LOST:
+            raise ValueError(
+                "This optimizer was pickled or copied, and a process group cannot be: its norm_group is lost, and its norms would be this "
+                "rank's alone. Set opt.norm_group to the group again."
+            )
         if self._trainable != [p.requires_grad for g in self.param_groups for p in g["params"]]:
+            if self._norm_group is not None:
+                raise ValueError(
+                    "A tensor was frozen or thawed after the first step, under norm_group: what it had in the shared reference norm is not "
+                    "known any more. Construct the optimizer anew, so that the reference is that of the weights it trains."
+                )
             self._build()
 
     @torch.compiler.disable
@@ -391,9 +432,13 @@ class NormControl(Optimizer):
 
     @torch.compiler.disable
     def _is_dry_run(self) -> bool:
-        """Whether this first step only fills the optimizer's state, as torch.distributed.checkpoint makes it do: the
-        learning rate and all gradients are zero. Control must not move the weights then."""
-        if any(float(group.get("lr", 1)) != 0 for group in self.param_groups):
-            return False
-        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        return bool(grads) and not any(bool(g.any()) for g in grads)
+        """Whether this step only fills the optimizer's state, as torch.distributed.checkpoint makes it do whenever it finds
+        none: the learning rate and all gradients are zero. Control must not move the weights then."""
+        for group in self.param_groups:
+            lr = group.get("lr", 1)
+            if (isinstance(lr, Tensor) and not lr.is_cpu and not self._fresh) or float(lr) != 0:  # reading it would wait for the device
+                return False
+        params = [p for group in self.param_groups for p in group["params"]]
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        still = bool(grads or not params) and not any(bool(g.any()) for g in grads)
+        return all_agree(still, self._spread())

@@ -22,6 +22,7 @@ from torch import Tensor
 from normcontrol.rounding import DROPPED_BITS
 from normcontrol.scope import Scope, Weights
 from normcontrol.sets import WeightSet
+from normcontrol.sharding import is_dtensor
 
 try:
     import triton
@@ -49,6 +50,8 @@ def why_not(params: list[Tensor]) -> str | None:
     if triton is None:
         return "Triton is not installed"
     for p in params:
+        if is_dtensor(p):
+            return "a parameter is a DTensor"
         if not p.is_cuda and not (interpreted() and p.is_cpu):
             return f"a parameter is on {p.device.type}"
         if p.dtype not in DTYPES:

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from normcontrol.policy import is_controlled, marks_of_decay
 from normcontrol.schedule import linear, trace
-from normcontrol.scope import SCOPES, join, measure
+from normcontrol.scope import SCOPES, join
+from normcontrol.sharding import Spread, check_recognised, whole_norms
 
 
 class NormTrace:
@@ -42,6 +43,8 @@ class NormTrace:
         self.params = [p for group in groups for p in group["params"] if is_controlled(group, p)]
         if not self.params:
             raise ValueError("The optimizer regularises no weights that have a norm to record: give it groups that do.")
+        self._spread = Spread(self.params)
+        check_recognised([f"tensor{i}" for i in range(len(self.params))], self.params, SCOPES["global"], self._spread)
         self.every = every
         self.steps: list[int] = []
         self._norms: list[Tensor | float] = []
@@ -61,7 +64,7 @@ class NormTrace:
     @torch.no_grad()
     def _record(self) -> None:
         self.steps.append(self._count)
-        self._norms.append(join(measure(self.params, SCOPES["global"]), SCOPES["global"]))
+        self._norms.append(join(whole_norms(self.params, SCOPES["global"], self._spread), SCOPES["global"]))
 
     @property
     def norms(self) -> list[float]:

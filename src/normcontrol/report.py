@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normcontrol.scope import join
 
@@ -35,8 +35,12 @@ def _heading(s: WeightSet) -> str:
 def _rows(opt: NormControl, s: WeightSet) -> list[str]:
     readings = opt.norms()
     cells = [("name", "shape", "initial norm", "norm", "ratio", "target")]
-    sizes = s.scope.sizes(s.params)
-    for name, p, first, now in zip(s.names, s.params, s.initial.split(sizes), s.parts().split(sizes), strict=True):
+    if s.shards is not None and s.shards.told:  # what each tensor has in the shared norm is not known
+        tensors: Any = [[], [], [], []]
+    else:
+        sizes = s.scope.sizes(s.params)
+        tensors = s.names, s.params, s.whole(s.initial).split(sizes), s.whole(s.parts()).split(sizes)
+    for name, p, first, now in zip(*tensors, strict=True):
         target = "" if s.scope.joint else _number(readings[name].target.norm().item())
         shape = "x".join(map(str, p.shape))
         start, current = first.norm().item(), now.norm().item()

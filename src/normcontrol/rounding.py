@@ -8,6 +8,9 @@ generator's stream: the same step rounds the same way after a resume, and nobody
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -18,8 +21,11 @@ CHUNK = 1 << 20
 """Elements rounded at a time, so that temporaries stay small beside the model."""
 
 
-def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor) -> None:
+def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor, places: Sequence[Tensor] | None = None) -> None:
     """``weight *= scale`` for a bf16 or fp16 weight, rounded up or down so that the mean is exact.
+
+    A piece of a larger tensor rounds as it would there, given its ``places``: along each axis, what an index adds to
+    the position in the larger tensor.
 
     >>> w = torch.ones(100_000, dtype=torch.bfloat16)
     >>> multiply_rounding_(w, torch.tensor(1 - 3e-4), seed=torch.tensor(1))
@@ -30,15 +36,25 @@ def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor) -> None:
     factor = scale.to(weight.device, torch.float32)
     by_row = factor.dim() > 0 and factor.size(0) > 1
     chunk = CHUNK if weight.is_cpu else 64 * CHUNK  # an accelerator wants few large launches
-    rows = max(1, chunk // max(weight[0].numel(), 1)) if weight.dim() else 1
+    rows = max(1, chunk // max(math.prod(weight.shape[1:]), 1))
     done = 0
     for i, piece in enumerate(weight.split(rows) if weight.dim() else (weight,)):
         part = factor.narrow(0, i * rows, piece.size(0)) if by_row else factor
-        index = torch.arange(done, done + piece.numel(), dtype=torch.int32, device=weight.device).view(piece.shape)
+        if places is None:
+            index = torch.arange(done, done + piece.numel(), dtype=torch.int32, device=weight.device).view(piece.shape)
+        else:
+            index = _positions([places[0].narrow(0, i * rows, piece.size(0)), *places[1:]])
         bits = (piece.float() * part).view(torch.int32)
         bits = (bits + (_hash(index + seed.to(weight.device, torch.int32)) & dropped)) & ~dropped
         piece.copy_(bits.view(torch.float32))
         done += piece.numel()
+
+
+def _positions(places: Sequence[Tensor]) -> Tensor:
+    index = places[0]
+    for along in places[1:]:
+        index = index.unsqueeze(-1) + along
+    return index
 
 
 def seed_of(step: Tensor, index: int) -> Tensor:

@@ -117,8 +117,11 @@ def join(parts: Tensor, scope: Scope) -> Tensor:
     return torch.linalg.vector_norm(parts) if scope.joint else parts
 
 
-def apply_(params: Sequence[Tensor], scope: Scope, scale: Tensor, step: Tensor) -> None:
-    """Multiply the weights by the factors of their norms, in place. The step seeds the rounding of bf16 and fp16."""
+def apply_(
+    params: Sequence[Tensor], scope: Scope, scale: Tensor, step: Tensor, places: Sequence[Sequence[Tensor] | None] | None = None
+) -> None:
+    """Multiply the weights by the factors of their norms, in place. The step seeds the rounding of bf16 and fp16, which
+    also wants to know the ``places`` of weights that are pieces of larger tensors."""
     scales: Sequence[Tensor]
     if scope.joint:
         scales = [scale] * len(params)
@@ -131,7 +134,7 @@ def apply_(params: Sequence[Tensor], scope: Scope, scale: Tensor, step: Tensor) 
     plain: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for i, (p, s) in enumerate(zip(params, scales, strict=True)):
         if p.dtype in DROPPED_BITS:
-            multiply_rounding_(p, s, seed_of(step, i))
+            multiply_rounding_(p, s, seed_of(step, i), places[i] if places else None)
         else:
             into = plain.setdefault((p.device, p.dtype), ([], []))
             into[0].append(p)

@@ -11,6 +11,7 @@ from torch import Tensor
 from normcontrol.policy import is_controlled
 from normcontrol.scope import Weights, join, parse_scope
 from normcontrol.settings import Group, check_shared, target_kind
+from normcontrol.sharding import Shards, Spread, is_dtensor, shards_of
 
 
 class Reading(NamedTuple):
@@ -32,14 +33,15 @@ class Members(NamedTuple):
 class WeightSet:
     """Weights under one setting: those of one group, or of all groups that share the global norm."""
 
-    def __init__(self, groups: list[Group], names: list[str], params: list[Tensor], initial: Tensor) -> None:
+    def __init__(self, groups: list[Group], names: list[str], params: list[Tensor], initial: Tensor, shards: Shards | None = None) -> None:
         self.groups = groups
         self.settings = groups[0]
         self.names = names
         self.params = params
-        self.initial = initial  # the norm of every part at theta_0
+        self.shards = shards  # None: the weights are whole, and this process's own
+        self.initial = initial if shards is None else shards.held(initial)  # the norm of every part at theta_0
         self.scope = parse_scope(self.settings["scope"])
-        self.weights = Weights(params, self.scope)
+        self.weights: Weights = shards or Weights(params, self.scope)
         self.kind = target_kind(self.settings)
         self.reference = self._reference()
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # parts, target and scale of the last step
@@ -51,9 +53,12 @@ class WeightSet:
             return initial
         if self.kind == "norm":
             return torch.ones_like(initial)
+        if self.shards is not None and self.shards.told:
+            return join(self.shards.unit_norms(), self.scope)
         sizes = self.scope.sizes(self.params)
         counts = [math.sqrt(p.numel() / n) for p, n in zip(self.params, sizes, strict=True) for _ in range(n)]
-        return join(torch.tensor(counts, dtype=initial.dtype, device=initial.device), self.scope)
+        units = torch.tensor(counts, dtype=initial.dtype, device=initial.device)
+        return join(units if self.shards is None else self.shards.held(units), self.scope)
 
     def reading(self, ratio: Tensor | float) -> Reading:
         """The last step's numbers; before the first, the initial norms and the target for ``ratio``."""
@@ -68,6 +73,10 @@ class WeightSet:
         """The norm of every part now, even where the control joins them."""
         return self.initial if self.last is None else self.last[2] * self.last[0]
 
+    def whole(self, values: Tensor) -> Tensor:
+        """Numbers for the parts whose norms this process knows, made into numbers for all the parts there are."""
+        return values if self.shards is None else self.shards.whole(values)
+
 
 def members_of(groups: list[Group]) -> list[Members]:
     """The tensors of each group that are controlled, each once even if it is tied to another."""
@@ -79,7 +88,8 @@ def members_of(groups: list[Group]) -> list[Members]:
         for j, p in enumerate(group["params"]):
             if not is_controlled(group, p):
                 continue
-            memory = id(p) if p.is_meta else (p.device, p.data_ptr(), p.shape, p.stride())
+            # A DTensor has no memory of its own to know it by, and its piece here may be empty.
+            memory = id(p) if p.is_meta or is_dtensor(p) else (p.device, p.data_ptr(), p.shape, p.stride())
             if memory not in seen:
                 members.names.append(names[j] if names else f"group{index}.tensor{j}")
                 members.params.append(p)
@@ -88,31 +98,45 @@ def members_of(groups: list[Group]) -> list[Members]:
     return found
 
 
-def weight_sets(groups: list[Group]) -> list[WeightSet]:
+def weight_sets(groups: list[Group], spread: Spread) -> list[WeightSet]:
     """One set for all groups of global scope, and one for each other group. Frozen tensors are left out."""
     members = members_of(groups)
-    shared = [i for i, group in enumerate(groups) if members[i].params and group["scope"] == "global"]
-    alone = [[i] for i, group in enumerate(groups) if members[i].params and group["scope"] != "global"]
-    if not shared and not alone:
+    controlled = [i for i in range(len(groups)) if members[i].params or _is_elsewhere(groups[i], spread)]
+    shared = [i for i in controlled if groups[i]["scope"] == "global"]
+    alone = [[i] for i in controlled if groups[i]["scope"] != "global"]
+    if shared:
+        check_shared(groups, shared)
+    sets = [_weight_set(groups, members, indices, spread) for indices in ([shared] if shared else []) + alone]
+    # A rank that holds nothing of a shared norm is still asked for it; that nobody holds anything shows in the norm alone.
+    if not controlled or all(_is_told(s) and not bool(s.initial.any()) for s in sets):
         raise ValueError(
             "Nothing would be controlled: no tensor has two or more dimensions in a group that is not left alone. Say which are, "
             "with controlled=True in their group."
         )
-    if shared:
-        check_shared(groups, shared)
-    sets = [_weight_set(groups, members, indices) for indices in ([shared] if shared else []) + alone]
-    return [s for s in sets if s.params]
+    return [s for s in sets if s.params or _is_told(s)]
 
 
-def _weight_set(groups: list[Group], members: list[Members], indices: list[int]) -> WeightSet:
-    names, params, initial = [], [], []
+def _is_told(s: WeightSet) -> bool:
+    return s.shards is not None and s.shards.told is not None
+
+
+def _is_elsewhere(group: Group, spread: Spread) -> bool:
+    """Whether other ranks may hold weights of a group whose norm this rank shares, even if this one holds none."""
+    return spread.told is not None and group["controlled"] is not False and parse_scope(group["scope"]).joint
+
+
+def _weight_set(groups: list[Group], members: list[Members], indices: list[int], spread: Spread) -> WeightSet:
+    names, params, initial, shares = [], [], [], []
+    scope = parse_scope(groups[indices[0]]["scope"])
+    told = spread.told is not None and scope.joint
     for index in indices:
-        sizes = parse_scope(groups[index]["scope"]).sizes(members[index].params)
-        for name, p, parts in zip(*members[index], groups[index]["norm0"].split(sizes), strict=True):
-            if p.requires_grad:
-                names.append(name)
-                params.append(p)
-                initial.append(parts)
+        norm0 = groups[index]["norm0"]
+        trained = [p.requires_grad for p in members[index].params]
+        names += [name for name, kept in zip(members[index].names, trained, strict=True) if kept]
+        params += [p for p, kept in zip(members[index].params, trained, strict=True) if kept]
+        pieces = [] if told else zip(norm0.split(scope.sizes(members[index].params)), trained, strict=True)
+        initial += [norm0] if told else [parts for parts, kept in pieces if kept]
+        shares.append(sum(trained))
     home = groups[indices[0]]["norm0"]
     whole = torch.cat([parts.to(home.device) for parts in initial]) if initial else home[:0]
-    return WeightSet([groups[i] for i in indices], names, params, whole)
+    return WeightSet([groups[i] for i in indices], names, params, whole, shards_of(params, scope, spread, shares))

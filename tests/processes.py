@@ -1,0 +1,74 @@
+"""Runs a function on several processes that form a gloo process group, and brings back what each returned.
+
+The processes are forked from a server that has torch imported already, so that a group of four starts in a second.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+_context = mp.get_context("forkserver")
+_context.set_forkserver_preload(
+    ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "normcontrol"]
+)
+
+
+def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 60, died: tuple[int, ...] = ()) -> list[Any]:
+    """``function(*args)`` on every rank; the results by rank. A rank that fails fails the caller, unless it is to die."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            _context.Process(target=_rank, args=(function, rank, ranks, folder, timeout, args), daemon=True) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(4 * timeout)
+        late = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        for rank in late:
+            processes[rank].kill()
+        results: list[Any] = []
+        errors = []  # all of them: when one rank fails, the others lose their connection to it
+        for rank in range(ranks):
+            file = Path(folder, f"result{rank}")
+            if rank in died:
+                results.append(None)
+                continue
+            if rank in late or not file.exists():
+                raise AssertionError(f"Rank {rank} {'hangs' if rank in late else f'died with exit code {processes[rank].exitcode}'}.")
+            result, error = pickle.loads(file.read_bytes())
+            if error is not None:
+                errors.append(f"Rank {rank} failed:\n{error}")
+            results.append(result)
+        if errors:
+            raise AssertionError("\n".join(errors))
+        return results
+
+
+def _rank(function: Callable[..., Any], rank: int, ranks: int, folder: str, timeout: float, args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+    store = dist.FileStore(str(Path(folder, "store")), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
+    result = error = None
+    try:
+        result = function(*args)
+    except BaseException:
+        error = traceback.format_exc()
+    Path(folder, f"part{rank}").write_bytes(pickle.dumps((result, error)))
+    Path(folder, f"part{rank}").rename(Path(folder, f"result{rank}"))
+    sys.stdout.flush()
+    if error is None:
+        dist.destroy_process_group()
+    os._exit(0)  # after an error other ranks may be gone, and a farewell to them would wait for the timeout

@@ -1,0 +1,53 @@
+"""Training under sharding gives the weights of the single-process run: every layout, scope and order."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import pytest
+from processes import run
+from spread import ORDERS, SCOPES, Model, gathered, optimizer, relative, shard, train, whole
+from torch import Tensor
+
+
+@functools.cache
+def on_one_process(scope: Any, order: str) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The weights and norms to arrive at."""
+    model = Model()
+    opt = optimizer(model, scope, order)
+    train(model, opt)
+    return [p.detach() for p in model.parameters()], {name: reading.norm for name, reading in opt.norms().items()}
+
+
+def compare(layout: str, expected: dict[tuple[Any, str], tuple[list[Tensor], dict[str, Tensor]]]) -> None:
+    for (scope, order), (weights, norms) in expected.items():
+        model = Model()
+        part, parts = shard(layout, model)
+        opt = optimizer(model, scope, order)
+        train(model, opt, part, parts)
+        for (name, p), q in zip(model.named_parameters(), weights, strict=True):
+            assert relative(whole(p), q) < 1e-6, (scope, order, name)
+        for name, norm in gathered(opt).items():
+            assert relative(norm, norms[name]) < 1e-6, (scope, order, name)
+
+
+EVERY = list(itertools.product(SCOPES, ORDERS))
+ONE, OTHER = list(zip(SCOPES, ORDERS * 3, strict=True)), list(zip(SCOPES, ORDERS[::-1] * 3, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "cases"),
+    [
+        ("fsdp", 4, EVERY),
+        ("fsdp", 2, ONE),
+        ("fsdp with ignored parameters", 2, ONE),
+        ("hybrid", 4, OTHER),
+        ("tensor parallel", 2, ONE),
+        ("tensor parallel", 4, OTHER),
+        ("fsdp and tensor parallel", 4, ONE),
+    ],
+)
+def test_weights_after_20_steps_are_those_of_one_process(layout, ranks, cases):
+    run(compare, ranks, layout, {case: on_one_process(*case) for case in cases})

@@ -1,0 +1,99 @@
+"""FSDP2 over NCCL on one CUDA device: the same weights as plain tensors, without waiting for the device."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from spread import Model, batch, relative, whole
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+from normcontrol import AdamWN, linear
+
+pytestmark = pytest.mark.cuda
+SETTINGS: dict[str, Any] = {"lr": 1e-2, "ratio": linear(1.0, 1.5, steps=10), "rate": 0.2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nccl(tmp_path_factory):
+    store = dist.FileStore(str(tmp_path_factory.mktemp("nccl") / "store"), 1)
+    torch.cuda.set_device(0)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(model: nn.Module, opt: torch.optim.Optimizer, steps: range, waits: bool = True) -> None:
+    for step in steps:
+        x, y = (t.cuda() for t in batch(step))
+        opt.zero_grad()
+        (model(x) - y).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        torch.cuda.set_sync_debug_mode("default" if waits or step == steps[0] else "error")
+        opt.step()
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("order", ["after", "before"])
+@pytest.mark.parametrize("scope", ["global", "tensor", "row", "col"])
+@pytest.mark.parametrize("how", [{"foreach": True}, {"fused": True}, {"norm_group": True}])
+def test_fsdp2_over_nccl_matches_plain_tensors_and_never_waits_for_the_device(how, scope, order):
+    alone = Model().cuda()
+    model = copy.deepcopy(alone)
+    fully_shard(model, mesh=init_device_mesh("cuda", (1,)))
+    told = {"norm_group": dist.group.WORLD} if "norm_group" in how else how
+    matrices = {"params": [p for p in alone.parameters() if p.dim() > 1]}, {"params": [p for p in model.parameters() if p.dim() > 1]}
+    own = {} if "norm_group" in how else how
+    one = AdamWN([matrices[0]], scope=scope, order=order, **own, **SETTINGS)
+    opt = AdamWN([matrices[1]], scope=scope, order=order, **told, **SETTINGS)
+    train(alone, one, range(20))
+    train(model, opt, range(20), waits=False)
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert relative(whole(p), q.detach()) < 1e-6
+    for name, reading in opt.norms().items():
+        assert relative(reading.norm, one.norms()[name].norm) < 1e-6
+
+
+def test_offloaded_weights_are_measured_on_the_host_and_added_up_on_the_device():
+    alone = Model().cuda()
+    model = Model()
+    fully_shard(model, mesh=init_device_mesh("cuda", (1,)), offload_policy=CPUOffloadPolicy())
+    one = AdamWN(alone.parameters(), **SETTINGS)
+    opt = AdamWN(model.parameters(), norm_group=dist.group.WORLD, **SETTINGS)
+    assert next(model.parameters()).device.type == "cpu"
+    train(alone, one, range(5))
+    train(model, opt, range(5))
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert relative(whole(p).cuda(), q.detach()) < 1e-5  # Adam itself rounds otherwise on the host
+
+
+def test_a_checkpoint_from_the_device_resumes_there(tmp_path):
+    def make(scale: float) -> tuple[nn.Module, AdamWN]:
+        model = Model().cuda()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(scale)
+        fully_shard(model, mesh=init_device_mesh("cuda", (1,)))
+        return model, AdamWN(model.parameters(), scope="global", **SETTINGS)
+
+    model, opt = make(1.0)
+    train(model, opt, range(4))
+    weights, state = get_state_dict(model, opt)
+    dcp.save({"model": weights, "opt": state}, checkpoint_id=Path(tmp_path, "half"))
+    train(model, opt, range(4, 8))
+    other, again = make(2.0)
+    weights, state = get_state_dict(other, again)
+    dcp.load({"model": weights, "opt": state}, checkpoint_id=Path(tmp_path, "half"))
+    set_state_dict(other, again, model_state_dict=weights, optim_state_dict=state)
+    assert torch.equal(again.param_groups[0]["norm0"], opt.param_groups[0]["norm0"])
+    train(other, again, range(4, 8))
+    for p, q in zip(other.parameters(), model.parameters(), strict=True):
+        assert relative(whole(p), whole(q)) < 1e-6

@@ -1,0 +1,321 @@
+"""Norms under sharding: exact by hand, the same on all ranks, at the price of one collective a step or none."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import run
+from spread import Model, batch, gathered, optimizer, relative, shard, train, whole
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from normcontrol import AdamWN, NormControl, NormTrace, reproject_
+
+W = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 12.0]])  # rows of norms 5, 0 and 12: 13 together
+
+
+def controlled(*weights: torch.Tensor, **settings: Any) -> tuple[list[nn.Parameter], NormControl]:
+    params = [nn.Parameter(w.clone()) for w in weights]  # a replica is no copy: without it W itself would be scaled
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    return params, NormControl(torch.optim.SGD(params, lr=1.0), law="projection", **settings)
+
+
+def unequal_shards() -> None:
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2,))
+    (p,), opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), norm=26.0)
+    assert p.to_local().tolist() == W.tolist()[2 * rank : 2 * rank + 2]  # two rows here, one there: local norms of 5 and of 12
+    opt.step()
+    assert opt.norms()["global"].norm.item() == 26
+    assert opt.norms()["global"].scale.item() == 2  # not 26/5 on one rank and 26/12 on the other
+    assert p.to_local().tolist() == (2 * W).tolist()[2 * rank : 2 * rank + 2]
+
+    # The columns' norms need both ranks, the rows' do not; the row of zeros has no direction, and stays.
+    (p,), opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), norm=1.0, scope="col")
+    opt.step()
+    assert torch.equal(whole(p), W / torch.tensor([3.0, 160.0**0.5]))
+    (p,), opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), norm=10.0, scope="row")
+    opt.step()
+    assert torch.allclose(whole(p), torch.tensor([[6.0, 8.0], [0.0, 0.0], [0.0, 10.0]]))
+    assert opt.norms()["group0.tensor0"].norm.tolist() == [10.0, 0.0, 10.0]
+    assert opt.norms()["group0.tensor0"].target.tolist() == [10.0, 10.0, 10.0]
+
+    # A rank that holds nothing, a replica, and a plain tensor: 13, 13 and 13, each counted once.
+    one_row = distribute_tensor(torch.full((1, 2), 13 / 2**0.5, dtype=torch.float64), mesh, [Shard(0)])
+    params, opt = controlled(one_row, distribute_tensor(W, mesh, [Replicate()]), W, norm=13.0 * 3**0.5 * 4)
+    assert abs(opt.norms()["global"].norm.item() - 13 * 3**0.5) < 1e-12
+    opt.step()
+    assert torch.allclose(whole(params[1]), 4 * W)
+    assert torch.allclose(params[2], 4 * W)
+    assert params[0].to_local().shape == ((1, 2) if rank == 0 else (0, 2))
+
+    # Tensor by tensor, DTensors of the same shape are not taken for one another.
+    params, opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), distribute_tensor(3 * W, mesh, [Shard(0)]), norm=13.0, scope="tensor")
+    opt.step()
+    assert all(relative(whole(p), W) < 1e-7 for p in params)
+
+
+def test_unequal_shards_by_hand():
+    run(unequal_shards, 2)
+
+
+def replicas() -> None:
+    """On a 2-D mesh every way to lie counts once: seven tensors of norm 13, and a plain one."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    ways = [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Shard(0)), (Replicate(), Replicate()), (Shard(0), Shard(0))]
+    spread = [distribute_tensor(W, mesh, way) for way in ways]
+    spread += [distribute_tensor(W, mesh["dp"], [Shard(0)]), distribute_tensor(W, mesh["tp"], [Shard(0)]), W]
+    params, opt = controlled(*spread, ratio=2.0)
+    opt.step()
+    with CommDebugMode() as comm:
+        opt.step()
+    assert comm.get_total_counts() == 1
+    assert abs(opt.norms()["global"].norm.item() - 2 * 13 * 8**0.5) < 1e-5  # norms of single tensors are float32 sums
+    assert all(torch.equal(whole(p), 2 * W) for p in params)
+    for scope in ("tensor", "row", "col"):
+        params, opt = controlled(*spread, ratio=2.0, scope="tensor") if scope == "tensor" else controlled(*spread, norm=2.0, scope=scope)
+        opt.step()
+        if scope == "tensor":
+            assert all(abs(r.norm.item() - 26) < 1e-5 for r in opt.norms().values())
+        dims = {"tensor": (0, 1), "row": (1,), "col": (0,)}[scope]
+        for p in params:
+            norms = torch.linalg.vector_norm(whole(p), dim=dims)
+            assert torch.allclose(norms[norms > 0], torch.tensor(26.0 if scope == "tensor" else 2.0))
+        gathered(opt)  # the same bits everywhere
+
+    # Replicas in other words: two meshes of half the world each, none of which knows of the other.
+    half = mesh["tp"]
+    (p,), opt = controlled(distribute_tensor(W, half, [Shard(0)]), ratio=2.0)
+    opt.step()
+    assert opt.norms()["global"].norm.item() == 26
+
+
+def test_every_placement_on_a_two_dimensional_mesh_counts_once():
+    run(replicas, 4)
+
+
+def collectives() -> None:
+    ranks = dist.get_world_size()
+    layouts = ["fsdp", "hybrid", "tensor parallel", "fsdp and tensor parallel"] if ranks == 4 else ["fsdp with ignored parameters"]
+    for layout in layouts:
+        # Rows on row shards need no sum; nor does what tensor parallelism splits along the very axes that the scopes keep.
+        free = ("mixed",) if layout == "tensor parallel" else () if layout == "fsdp and tensor parallel" else ("row",)
+        for scope in ("global", "group", "tensor", "row", "col", "mixed"):
+            model = Model()
+            part = shard(layout, model)
+            opt = optimizer(model, "global" if scope == "mixed" else scope, "after")
+            if scope == "mixed":  # four sets of four scopes
+                groups = [("up", "row"), ("down", "col"), ("experts", "tensor"), ("head", "group")]
+                named = dict(model.named_parameters())
+                params = [{"params": [p for n, p in named.items() if n.startswith(name)], "scope": own} for name, own in groups]
+                opt = AdamWN(params, ratio=1.1)
+            train(model, opt, *part, steps=range(1))
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            with CommDebugMode() as comm:
+                opt.step()
+            assert comm.get_total_counts() == (0 if scope in free else 1), (layout, scope, comm.get_comm_counts())
+            with CommDebugMode() as comm:
+                opt.norms()
+            assert comm.get_total_counts() == 0 or scope in ("row", "mixed", "col"), (layout, scope)
+
+
+def test_one_collective_serves_all_norms_of_a_step_and_rows_on_row_shards_need_none():
+    run(collectives, 4)
+    run(collectives, 2)
+
+
+def ddp() -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    alone, model = Model(), Model()
+    one, opt = optimizer(alone, "tensor", "after"), None
+    spread = nn.parallel.DistributedDataParallel(model)
+    opt = optimizer(model, "tensor", "after")
+    train(alone, one)
+    train(spread, opt, rank, ranks)
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        assert relative(p.detach(), q.detach()) < 1e-6
+    gathered(opt)
+    with CommDebugMode() as comm:
+        opt.step()
+    assert comm.get_total_counts() == 0
+
+
+def accumulation() -> None:
+    """Two micro-batches a step under no_sync are one batch of both."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for kind in ("ddp", "fsdp"):
+        alone, model = Model(), Model()
+        one = optimizer(alone, "global", "after")
+        train(alone, one, steps=range(5))
+        spread: Any = nn.parallel.DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
+        opt = optimizer(model, "global", "after")
+        for step in range(5):
+            x, y = batch(step, rank, ranks)
+            opt.zero_grad()
+            if kind == "ddp":
+                with spread.no_sync():
+                    ((spread(x[:2]) - y[:2]).square().mean() / 2).backward()
+            else:
+                spread.set_requires_gradient_sync(False)
+                ((spread(x[:2]) - y[:2]).square().mean() / 2).backward()
+                spread.set_requires_gradient_sync(True)
+            ((spread(x[2:]) - y[2:]).square().mean() / 2).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            opt.step()
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+            assert relative(whole(p), q.detach()) < 1e-6, kind
+
+
+def test_ddp_needs_nothing():
+    run(ddp, 2)
+
+
+def test_gradient_accumulation_without_sync():
+    run(accumulation, 2)
+
+
+def settings_and_tools() -> None:
+    """What people do with an optimizer: read, freeze, replay, average, scale gradients."""
+    ranks = dist.get_world_size()
+
+    def both(scope: str = "global", freeze: bool = False, **settings: Any):
+        for layout in (None, "fsdp"):
+            model = Model()
+            part = (0, 1) if layout is None else shard(layout, model)
+            opt = optimizer(model, scope, "after", **settings)
+            train(model, opt, *part, steps=range(3))
+            if freeze:
+                model.up.weight.requires_grad_(False)
+                model.up.weight.grad = None
+                for _ in range(3):
+                    for p in model.parameters():
+                        p.grad = torch.ones_like(p) if p.requires_grad else None
+                    opt.step()
+            yield model, opt
+
+    for settings in ({"rms": 0.7, "ratio": None}, {"norm": 4.0, "ratio": None}, {"law": "upper"}):
+        for scope in ("global", "tensor", "row", "col"):
+            (alone, one), (model, opt) = both(scope, **settings)
+            assert all(relative(whole(p), q.detach()) < 1e-6 for p, q in zip(model.parameters(), alone.parameters(), strict=True))
+            assert opt.report() == one.report(), (opt.report(), one.report())
+    (alone, one), (model, opt) = both(freeze=True)
+    assert all(relative(whole(p), q.detach()) < 1e-6 for p, q in zip(model.parameters(), alone.parameters(), strict=True))
+    assert relative(opt.norms()["global"].ratio, one.norms()["global"].ratio) < 1e-6
+
+    # An average of the weights is put back on target.
+    for scope in ("global", "row"):
+        _, (model, opt) = both(scope)
+        average = Model()
+        shard("fsdp", average)
+        with torch.no_grad():
+            for p, q in zip(average.parameters(), model.parameters(), strict=True):
+                p.copy_(0.7 * q)
+        reproject_(average, model, opt)
+        for name, p in average.named_parameters():
+            if name == "down.weight":
+                target = opt.norms()["down.weight" if scope == "row" else "global"].target
+                found = torch.linalg.vector_norm(whole(p), dim=1).double() if scope == "row" else None
+                assert found is None or relative(found, target) < 1e-6
+        if scope == "global":
+            total = torch.stack([whole(p).double().norm() for p in average.parameters()]).norm()
+            assert relative(total, opt.norms()["global"].target) < 1e-6
+
+    # A trace of a sharded run is that of the whole weights.
+    traces = []
+    for layout in (None, "fsdp"):
+        model = Model()
+        part = (0, 1) if layout is None else shard(layout, model)
+        adamw = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+        traces.append(NormTrace(adamw))
+        train(model, adamw, *part, steps=range(3))
+    assert max(abs(a / b - 1) for a, b in zip(traces[0].norms, traces[1].norms, strict=True)) < 1e-6
+
+    # Low-precision weights round as the whole tensor would.
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(7, 6, generator=generator).bfloat16()
+    mesh = init_device_mesh("cpu", (ranks,))
+    for scope in ("global", "row", "col"):
+        found = []
+        for w in (values.clone(), *(distribute_tensor(values, mesh, [Shard(d)]) for d in (0, 1))):
+            p = nn.Parameter(w)
+            p.grad = torch.zeros_like(p)
+            opt = NormControl(torch.optim.SGD([p], lr=1.0), ratio=1.3, rate=0.013, scope=scope)
+            for _ in range(5):
+                opt.step()
+            found.append(whole(p))
+        assert torch.equal(found[0], found[1]), scope
+        assert torch.equal(found[0], found[2]), scope
+        assert not torch.equal(found[0], values)
+
+
+def test_settings_reports_averages_traces_and_low_precision():
+    run(settings_and_tools, 2)
+
+
+def overflow() -> None:
+    """An overflow on one rank alone skips the step on all of them."""
+    model = Model()
+    shard("fsdp", model)
+    opt = optimizer(model, "global", "after")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    train(model, opt, dist.get_rank(), dist.get_world_size(), steps=range(1))
+    before = [whole(p).clone() for p in model.parameters()]
+    scaler.scale(torch.zeros(()))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    if dist.get_rank() == 1:
+        model.up.weight.grad.to_local().fill_(torch.inf)
+    scaler.step(opt)
+    scaler.update()
+    assert scaler.get_scale() == 1.0
+    assert all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_overflow_on_one_rank_leaves_all_weights_alone():
+    run(overflow, 2)
+
+
+def refused() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    with pytest.raises(ValueError, match="sums still to be made"):
+        NormControl(torch.optim.SGD([nn.Parameter(DTensor.from_local(W, mesh, [Partial()]))], lr=1.0))
+    ragged = DTensor.from_local(W[: 1 + dist.get_rank()], mesh, [Shard(0)], shape=torch.Size((3, 2)), stride=(2, 1))
+    _, opt = controlled(ragged, ratio=2.0)
+    opt.step()
+    assert abs(opt.norms()["global"].norm.item() - 2 * 50**0.5) < 1e-12  # a row of 5 there; rows of 5 and 0 here
+    with pytest.raises(ValueError, match=r"not how torch.chunk splits it"):
+        controlled(ragged, norm=2.0, scope="row")
+
+
+def test_dtensors_without_a_norm_are_refused():
+    run(refused, 2)
+
+
+def copies() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = Model()
+        shard("tensor parallel", model)
+        opt = optimizer(model, "global", "after")
+        train(model, opt, steps=range(2))
+        twin, opt2 = copy.deepcopy((model, opt))
+        train(model, opt, steps=range(2, 4))
+        train(twin, opt2, steps=range(2, 4))
+    assert all(
+        torch.equal(p.to_local() if hasattr(p, "to_local") else p, q.to_local() if hasattr(q, "to_local") else q)
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )
+
+
+def test_a_copy_of_a_sharded_optimizer_goes_on_alike():
+    run(copies, 2)
