@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol import AdamWN
+from normcontrol.scope import SCOPES, measure
 
 BYTES_ADAM = 28  # a weight in fp32: weight, m and v are read and written, the gradient read
 BYTES_CONTROL = 12  # the norm reads the weight; the factor, known only then, reads and writes it
@@ -41,19 +44,19 @@ def make_weights(shapes: list[tuple[int, ...]]) -> list[Tensor]:
     return weights
 
 
-def interleaved(optimizers: list[Optimizer], repeats: int, steps: int) -> list[list[float]]:
-    """Seconds a step for each optimizer, ``repeats`` times, each measured over ``steps`` steps in turn with the others."""
-    times: list[list[float]] = [[] for _ in optimizers]
-    for opt in optimizers:  # the states are made, the caches warmed
-        opt.step()
-        opt.step()
+def interleaved(functions: list[Callable[[], Any]], repeats: int, calls: int) -> list[list[float]]:
+    """Seconds a call for each function, ``repeats`` times, each measured over some calls in turn with the others."""
+    times: list[list[float]] = [[] for _ in functions]
+    for function in functions:  # the states are made, the caches warmed
+        function()
+        function()
     for repeat in range(repeats):
-        order = range(len(optimizers)) if repeat % 2 == 0 else reversed(range(len(optimizers)))
+        order = range(len(functions)) if repeat % 2 == 0 else reversed(range(len(functions)))
         for i in order:
             began = time.perf_counter()
-            for _ in range(steps):
-                optimizers[i].step()
-            times[i].append((time.perf_counter() - began) / steps)
+            for _ in range(calls):
+                functions[i]()
+            times[i].append((time.perf_counter() - began) / calls)
     return times
 
 
@@ -78,7 +81,17 @@ def compare(case: str, shapes: list[tuple[int, ...]], implementation: str, repea
     chosen = IMPLEMENTATIONS[implementation]
     adamw = torch.optim.AdamW(weights, lr=1e-6, weight_decay=0.1, **chosen)
     adamwn = AdamWN(weights, lr=1e-6, ratio=1.0, **chosen)  # the default otherwise: global norm, after the step
-    times = interleaved([adamw, adamwn], repeats, steps)
+    controlled, one = adamwn._sets[0].params, torch.tensor(1.0)
+
+    @torch.no_grad()
+    def norm() -> Tensor:
+        return measure(controlled, SCOPES["global"])
+
+    @torch.no_grad()
+    def scale() -> None:
+        torch._foreach_mul_(controlled, one)
+
+    times = interleaved([adamw.step, adamwn.step, norm, scale], repeats, steps)
     medians = [statistics.median(t) for t in times]
     peaks = [peak_extra_bytes(opt) for opt in (adamw, adamwn)]
     return {
@@ -86,9 +99,11 @@ def compare(case: str, shapes: list[tuple[int, ...]], implementation: str, repea
         "implementation": implementation,
         "weights": sum(w.numel() for w in weights),
         "tensors": len(weights),
-        "controlled": sum(len(s.params) for s in adamwn._sets),
+        "controlled": len(controlled),
         "adamw_ms": 1e3 * medians[0],
         "adamwn_ms": 1e3 * medians[1],
+        "norm_alone_ms": 1e3 * medians[2],
+        "scale_alone_ms": 1e3 * medians[3],
         "ratio": medians[1] / medians[0],
         "ratio_of_minima": min(times[1]) / min(times[0]),
         "adamw_peak_extra_bytes": peaks[0],
@@ -115,7 +130,8 @@ def machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     if info.exists():
         cpu = next((line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")), cpu)
-    return {"cpu": cpu, "threads": torch.get_num_threads(), "python": platform.python_version(), "torch": torch.__version__}
+    load = os.getloadavg()[0]  # at the end: what is above the threads of this benchmark was somebody else's
+    return {"cpu": cpu, "threads": torch.get_num_threads(), "load": load, "python": platform.python_version(), "torch": torch.__version__}
 
 
 def main() -> None:
@@ -133,6 +149,12 @@ def main() -> None:
     print(table(results))
     print(f"\nbytes limit: Adam moves {BYTES_ADAM} bytes a weight, exact control after the step {BYTES_ADAM + BYTES_CONTROL}.")
     print("peak: how far the process grows while it makes a step.")
+    big = results[0]
+    adam, norm, scale = (
+        big["weights"] * size / big[key] / 1e6 for size, key in ((16, "adamw_ms"), (4, "norm_alone_ms"), (4, "scale_alone_ms"))
+    )
+    print(f"alone, norm {big['norm_alone_ms']:.1f} ms and scaling {big['scale_alone_ms']:.1f} ms. ", end="")
+    print(f"The fused step reads {adam:.0f} GB/s, the norm {norm:.0f} GB/s, the scaling {scale:.0f} GB/s.")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         command = " ".join(["python", *sys.argv])
