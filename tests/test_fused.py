@@ -322,6 +322,31 @@ def test_what_the_kernels_cannot_do_goes_to_torch_and_is_said():
     assert opt.implementation == "Triton kernels"
 
 
+@here
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("nccl" if CUDA else "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        whole = tensors()
+        mesh = init_device_mesh(DEVICE, (1,))
+        spread = [nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole]
+        settings = {"order": order, "ratio": 1.5, "rate": 0.1, "max_grad_norm": 0.5}
+        one, other = kernels(whole, **settings), kernels(spread, **settings)
+        for t in range(1, STEPS + 1):
+            for p, q, g in zip(whole, spread, gradients(whole, t), strict=True):
+                p.grad, q.grad = g, distribute_tensor(g, mesh, [Shard(0)])
+            one.step()
+            other.step()
+        assert other.implementation == "Triton kernels"
+        assert worst([q.to_local() for q in spread], whole) < 1e-6
+        assert other.norms()["global"].norm.item() == pytest.approx(one.norms()["global"].norm.item(), rel=1e-9)
+    finally:
+        dist.destroy_process_group()
+
+
 @on_gpu
 def test_a_step_never_waits_for_the_device():
     params = tensors()

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from normcontrol.control import NormControl
-from normcontrol.fused import Plan, Unfit, why_not
+from normcontrol.fused import Plan, Unfit, unfuse, why_not
 from normcontrol.policy import marks_of_decay
 from normcontrol.schedule import Value
-from normcontrol.scope import SCOPES, Weights, join
+from normcontrol.scope import SCOPES, join
 from normcontrol.sharding import is_mixed, local, whole_norms
 
 
@@ -70,8 +70,6 @@ class AdamWN(NormControl):
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={max_grad_norm}: gradients cannot be clipped to that norm. Give a positive one, or None.")
         params, reason = _look_at(params, fused, foreach, differentiable)
-        if reason is None and norm_group is not None:
-            reason = "its norms are shared with other processes"
         adam = torch.optim.AdamW(
             params,
             lr,
@@ -153,7 +151,7 @@ class AdamWN(NormControl):
                 warnings.warn(f"AdamWN goes on with torch's fused implementation, since {unfit}.", stacklevel=4)
             self._plan, self._reason = None, str(unfit)
             for s in self._sets:
-                s.weights = Weights(s.params, s.scope)
+                unfuse(s)
 
     def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
         grad_scale = getattr(self, "grad_scale", None)
@@ -171,7 +169,7 @@ class AdamWN(NormControl):
     @torch.no_grad()
     def _clip(self, to: float, grad_scale: Tensor | None) -> Tensor:
         """The factor that clips the gradients, as ``clip_grad_norm_`` computes it; GradScaler's scale is not theirs."""
-        if self._plan is not None:
+        if self._plan is not None and not any(s.shards for s in self._sets):
             norm = self._plan.grad_norm()
         else:
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]

@@ -22,7 +22,7 @@ from torch import Tensor
 from normcontrol.rounding import DROPPED_BITS
 from normcontrol.scope import Scope, Weights
 from normcontrol.sets import WeightSet
-from normcontrol.sharding import is_dtensor
+from normcontrol.sharding import held
 
 try:
     import triton
@@ -50,8 +50,6 @@ def why_not(params: list[Tensor]) -> str | None:
     if triton is None:
         return "Triton is not installed"
     for p in params:
-        if is_dtensor(p):
-            return "a parameter is a DTensor"
         if not p.is_cuda and not (interpreted() and p.is_cpu):
             return f"a parameter is on {p.device.type}"
         if p.dtype not in DTYPES:
@@ -98,7 +96,7 @@ class Bucket:
     def __post_init__(self) -> None:
         p = self.params[0]
         self.device, self.dropped = p.device, DROPPED_BITS.get(p.dtype, 0)
-        sizes = [t.numel() for t in self.params]
+        sizes = [t.numel() for t in held(self.params)]
         self.chunk = BLOCK * BLOCKS_A_CHUNK
         while sum(sizes) > self.chunk << 16:  # tables of under a megabyte, however large the model
             self.chunk *= 2
@@ -116,8 +114,8 @@ class Bucket:
         self.ps, self.ms, self.vs = (_addresses(t, self.device) for t in (self.params, self.exp_avgs, self.exp_avg_sqs))
         self.xs = _addresses(self.max_exp_avg_sqs, self.device) if self.max_exp_avg_sqs else self.vs
         self.states = [self.adam_state[t] for t in self.params]
-        self.p_at = [t.data_ptr() for t in self.params]
-        self.at = [t.data_ptr() for t in self.grads]
+        self.p_at = [t.data_ptr() for t in held(self.params)]
+        self.at = [t.data_ptr() for t in held(self.grads)]
         self.gs = _addresses(self.grads, self.device)
         self.host = torch.zeros(len(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda")  # for graph capture alone
         self.controlled = any(slot >= 0 for slot in self.slots)
@@ -128,15 +126,17 @@ class Bucket:
         """Whether weights and moments are where they were. Gradients are new tensors at every step; they may move."""
         moments = all(map(is_, map(itemgetter("exp_avg"), self.states), self.exp_avgs))
         squares = all(map(is_, map(itemgetter("exp_avg_sq"), self.states), self.exp_avg_sqs))
-        if not moments or not squares or list(map(Tensor.data_ptr, self.params)) != self.p_at:
+        if not moments or not squares or list(map(Tensor.data_ptr, held(self.params))) != self.p_at:
             return False
         grads: list[Any] = [p.grad for p in self.params]
         if all(map(is_, grads, self.grads)) and not _capturing(self.device):
             return True
         dtype = self.grads[0].dtype
-        if any(g is None or g.dtype != dtype or g.stride() != p.stride() for p, g in zip(self.params, grads, strict=True)):
+        if any(g is None or g.dtype != dtype for g in grads):
             return False
-        at = list(map(Tensor.data_ptr, grads))
+        if any(g.stride() != p.stride() for p, g in zip(held(self.params), held(grads), strict=True)):
+            return False
+        at = list(map(Tensor.data_ptr, held(grads)))
         if self.aligned and any(address % 16 for address in at):
             return False
         if at != self.at or _capturing(self.device):
@@ -167,8 +167,8 @@ class Plan:
         if len({b.device for b in self.buckets}) > 1:
             raise Unfit("the parameters are on several devices")
         self.idle = [p for group in adam.param_groups for p in group["params"] if p.grad is None]
-        self.params = [p for b in self.buckets for p in b.params]
-        planned = set(self.params)
+        planned = {p for b in self.buckets for p in b.params}
+        self.params = held([p for b in self.buckets for p in b.params])
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.norms = torch.zeros(len(slots), dtype=torch.float64, device=device)
         self.factors = torch.ones(len(slots), device=device)  # what the next pass multiplies by
@@ -181,13 +181,17 @@ class Plan:
         self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in adam.param_groups]
         self._take_over()
         for s in sets:
-            s.weights = Weights(s.params, s.scope)
+            unfuse(s)
             if s.scope.axes is None and all(p in planned for p in s.params):
                 mine = [b for b in self.buckets if any(b.group is g for g in s.groups) and b.controlled]
                 first = slots[s.params[0]]
                 for b in mine:
                     b.fused = True
-                s.weights = FusedWeights(self, s.params, s.scope, mine, first, before=s.settings["order"] == "before")
+                weights = FusedWeights(self, s.params, s.scope, mine, first, before=s.settings["order"] == "before")
+                if s.shards is None:
+                    s.weights = weights
+                else:
+                    s.shards.pieces = weights
 
     def _fill(self, group: dict[str, Any], slots: dict[Tensor, int]) -> None:
         lists: list[list[Tensor]] = [[] for _ in range(6)]
@@ -197,10 +201,10 @@ class Plan:
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             raise Unfit("the betas are tensors")
         for i, (param, grad, moment) in enumerate(zip(params, grads, exp_avgs, strict=True)):
-            tensors = [t[i] for t in (params, grads, exp_avgs, exp_avg_sqs)] + ([maxima[i]] if maxima else [])
+            tensors = held([t[i] for t in (params, grads, exp_avgs, exp_avg_sqs)] + ([maxima[i]] if maxima else []))
             if grad.dtype not in DTYPES or moment.dtype not in DTYPES:
                 raise Unfit(f"a gradient is {grad.dtype} or its moments are {moment.dtype}")
-            if not _is_dense(param) or any(t.stride() != param.stride() for t in tensors):
+            if not _is_dense(tensors[0]) or any(t.stride() != tensors[0].stride() for t in tensors):
                 raise Unfit("a parameter, its gradient and its moments are not laid out alike in memory")
             aligned = all(t.data_ptr() % 16 == 0 for t in tensors)
             keys.setdefault((param.device, param.dtype, grad.dtype, moment.dtype, aligned), []).append(i)
@@ -316,6 +320,14 @@ class Plan:
                 self.debts[slots], self.lasts[slots], self.factors[slots] = debts, lasts, factors.float()
 
 
+def unfuse(s: WeightSet) -> None:
+    """Measure and multiply the set's weights in passes of their own again."""
+    if s.shards is None:
+        s.weights = Weights(s.params, s.scope)
+    else:
+        s.shards.unfuse()
+
+
 class FusedWeights(Weights):
     """Weights whose norms the plan has summed while writing them."""
 
@@ -347,7 +359,7 @@ def _is_dense(p: Tensor) -> bool:
 
 
 def _addresses(tensors: list[Tensor], device: torch.device) -> Tensor:
-    return torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64, device=device)
+    return torch.tensor([t.data_ptr() for t in held(tensors)], dtype=torch.int64, device=device)
 
 
 def _capturing(device: torch.device) -> bool:

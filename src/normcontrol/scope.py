@@ -85,6 +85,7 @@ class Weights:
     def __init__(self, params: list[Tensor], scope: Scope) -> None:
         self.params = params
         self.scope = scope
+        self.places: Sequence[Sequence[Tensor] | None] | None = None  # where pieces lie in larger tensors; see rounding
 
     def measure(self) -> Tensor:
         """The norm of every part."""
@@ -92,7 +93,7 @@ class Weights:
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
         """Multiply the weights by the factors of their norms, in place."""
-        apply_(self.params, self.scope, scale, step)
+        apply_(self.params, self.scope, scale, step, self.places)
 
 
 def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:

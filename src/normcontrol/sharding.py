@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from normcontrol.rounding import DROPPED_BITS
-from normcontrol.scope import Scope, Weights, apply_, measure
+from normcontrol.scope import Scope, Weights, measure
 
 
 class Ranks(NamedTuple):
@@ -35,6 +35,11 @@ def is_dtensor(tensor: Tensor) -> bool:
 def local(tensor: Any) -> Tensor:
     """What this rank holds of a tensor."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def held(tensors: Sequence[Any]) -> Sequence[Tensor]:
+    """What this rank holds of several tensors: the very tensors, whose memory and versions can be looked at."""
+    return [t._local_tensor if is_dtensor(t) else t for t in tensors]
 
 
 def is_mixed(params: Iterable[Any]) -> bool:
@@ -104,9 +109,10 @@ class Shards(Weights):
 
     def __init__(self, params: Sequence[Tensor], scope: Scope, spread: Spread, shares: Sequence[int]) -> None:
         super().__init__(list(params), scope)
+        self._places = [_places_to_round(p) for p in self.params]
+        self.unfuse()
         self.told = spread.told if scope.joint else None
         self.device = local(self.params[0]).device if self.params else torch.device("cpu")
-        self.places = [_places_to_round(p) for p in self.params]
         slots, held, counted = [], [], []  # of each local part: its place among the held; of each held: its place in the whole
         sums: dict[Ranks, list[Tensor]] = {}
         gathers: dict[Ranks, list[tuple[Tensor, bool]]] = {}
@@ -152,11 +158,17 @@ class Shards(Weights):
         index = torch.cat(places) if places else torch.arange(0)
         return None if len(index) == size and bool((index == torch.arange(size)).all()) else index.to(self.device)
 
+    def unfuse(self) -> None:
+        """Let this rank's pieces be measured and multiplied in passes of their own."""
+        self.pieces = Weights([local(p) for p in self.params], self.scope)
+        self.pieces.places = self._places
+
     def squares(self) -> Tensor:
         """The sums of squares of the held parts, as far as this rank's pieces go."""
         if torch.is_grad_enabled():
             raise ValueError("differentiable=True cannot see through the sum over ranks: use it on one process, with plain tensors.")
-        squares = measure([local(p) for p in self.params], self.scope).square()
+        self.pieces.params = [local(p) for p in self.params]
+        squares = self.pieces.measure().square()
         if self._counted is not None:
             squares = squares * self._counted
         if self.told is not None:
@@ -172,7 +184,7 @@ class Shards(Weights):
         if not self.scope.joint and self._slots is not None:
             scale = scale.index_select(0, self._slots)
         if self.params:
-            apply_([local(p) for p in self.params], self.scope, scale, step, self.places)
+            self.pieces.apply_(scale, step)
 
     def held(self, whole: Tensor) -> Tensor:
         """Out of a number for every part, those of the held parts."""
