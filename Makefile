@@ -23,7 +23,7 @@ docs: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python examples/quickstart.py --figure docs/figures/quickstart.png
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
-	PYTHONPATH=src $(PYTHON) -m pytest -m cuda tests
+	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -l 'mark\.cuda' tests/test_*.py)
 
 # torch first: the pinned CPU build satisfies every later requirement, so that pip never fetches the CUDA one.
 $(READY): pyproject.toml constraints.txt
