@@ -40,8 +40,8 @@ ONE, OTHER = list(zip(SCOPES, ORDERS * 3, strict=True)), list(zip(SCOPES, ORDERS
 @pytest.mark.parametrize(
     ("layout", "ranks", "cases"),
     [
-        ("fsdp", 4, EVERY),
-        ("fsdp", 2, ONE),
+        ("fsdp", 2, EVERY),
+        ("fsdp", 4, ONE),
         ("fsdp with ignored parameters", 2, ONE),
         ("hybrid", 4, OTHER),
         ("tensor parallel", 2, ONE),

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from normcontrol import AdamWN, linear
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "ratio": linear(1.0, 1.5, steps=10), "rate": 0.2}
 
 

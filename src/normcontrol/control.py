@@ -288,7 +288,8 @@ class NormControl(Optimizer):
                 readings["global" if s.scope.name == "global" else f"group {index}"] = whole
                 continue
             sizes = s.scope.sizes(s.params)
-            for name, *pieces in zip(s.names, *(values.split(sizes) for values in s.whole(torch.stack(whole))), strict=True):
+            values = whole if s.shards is None else s.shards.whole(torch.stack(whole))
+            for name, *pieces in zip(s.names, *(v.split(sizes) for v in values), strict=True):
                 readings[name] = Reading(*(p.reshape(()) if s.scope.axes is None else p for p in pieces))
         return readings
 
