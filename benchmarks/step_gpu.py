@@ -78,53 +78,74 @@ def clipped(optimizer: torch.optim.Optimizer, params: list[nn.Parameter]) -> Any
     return step
 
 
-def compare(shapes: list[tuple[int, ...]], dtype: torch.dtype, rounds: int, inner: int, only: list[str] | None = None) -> dict[str, float]:
-    params = parameters(shapes, dtype)
-    adamw = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1, fused=True)
-    makers: dict[str, Any] = {
-        "AdamW fused": lambda: adamw.step,
-        "global, after": lambda: AdamWN(params, lr=1e-4, ratio=RATIO).step,
-        "global, before": lambda: AdamWN(params, lr=1e-4, ratio=RATIO, order="before").step,
-        "tensor, after": lambda: AdamWN(params, lr=1e-4, ratio=RATIO, scope="tensor").step,
-        "clip_grad_norm_ + AdamW fused": lambda: clipped(adamw, params),
-        "max_grad_norm, global, after": lambda: AdamWN(params, lr=1e-4, ratio=RATIO, max_grad_norm=1.0).step,
-        "max_grad_norm, global, before": lambda: AdamWN(params, lr=1e-4, ratio=RATIO, max_grad_norm=1.0, order="before").step,
-        "NormControl(AdamW fused)": lambda: NormControl(torch.optim.AdamW(params, lr=1e-4, weight_decay=0.0, fused=True), ratio=RATIO).step,
-        **peers(params),
+def contenders() -> dict[str, tuple[str, Any]]:
+    """What is measured: a name, the name of its peer, and a function that makes its step for some parameters."""
+
+    def adamw(params: list[nn.Parameter], decay: float = 0.1) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=1e-4, weight_decay=decay, fused=True)
+
+    def ours(**settings: Any) -> Any:
+        return lambda params: AdamWN(params, lr=1e-4, ratio=RATIO, **settings).step
+
+    clip = "clip_grad_norm_ + AdamW fused"
+    return {
+        "AdamW fused": ("", lambda params: adamw(params).step),
+        clip: ("", lambda params: clipped(adamw(params), params)),
+        "global, after": ("AdamW fused", ours()),
+        "global, before": ("AdamW fused", ours(order="before")),
+        "tensor, after": ("AdamW fused", ours(scope="tensor")),
+        "max_grad_norm, global, after": (clip, ours(max_grad_norm=1.0)),
+        "max_grad_norm, global, before": (clip, ours(max_grad_norm=1.0, order="before")),
+        "NormControl(AdamW fused)": ("AdamW fused", lambda params: NormControl(adamw(params, 0.0), ratio=RATIO).step),
+        **peers(),
     }
-    return interleaved({name: make() for name, make in makers.items() if only is None or name in only}, rounds, inner)
 
 
-def peers(params: list[nn.Parameter]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def compare(shapes: list[tuple[int, ...]], dtype: torch.dtype, rounds: int, inner: int, only: list[str] | None = None) -> dict[str, Any]:
+    """Each contender beside its peer, in turns, each with parameters of its own."""
+    rows = {}
+    makers = contenders()
+    for name, (peer, make) in makers.items():
+        if peer and (only is None or name in only):
+            steps = {peer: makers[peer][1](parameters(shapes, dtype)), name: make(parameters(shapes, dtype))}
+            times = interleaved(steps, rounds, inner)
+            rows[name] = {"ms": round(times[name], 4), "peer": peer, "peer_ms": round(times[peer], 4), "ratio": times[name] / times[peer]}
+            del steps
+            torch.cuda.empty_cache()
+    return rows
+
+
+def peers() -> dict[str, tuple[str, Any]]:
+    """Other people's fused optimizers, where they are installed."""
+    found: dict[str, tuple[str, Any]] = {}
     try:
         from apex.optimizers import FusedAdam
 
-        found["apex FusedAdam"] = lambda: FusedAdam(params, lr=1e-4, weight_decay=0.1).step
+        found["apex FusedAdam"] = ("AdamW fused", lambda params: FusedAdam(params, lr=1e-4, weight_decay=0.1).step)
     except ImportError:
-        print("apex is not installed: not measured")
+        pass
     try:
         from torchao.optim import AdamW8bit
 
-        found["torchao AdamW8bit"] = lambda: AdamW8bit(params, lr=1e-4, weight_decay=0.1).step
-        found["NormControl(torchao AdamW8bit)"] = lambda: NormControl(AdamW8bit(params, lr=1e-4, weight_decay=0.0), ratio=RATIO).step
+        found["torchao AdamW8bit"] = ("AdamW fused", lambda params: AdamW8bit(params, lr=1e-4, weight_decay=0.1).step)
+        found["NormControl(torchao AdamW8bit)"] = (
+            "AdamW fused",
+            lambda params: NormControl(AdamW8bit(params, lr=1e-4, weight_decay=0.0), ratio=RATIO).step,
+        )
     except ImportError:
-        print("torchao is not installed: not measured")
+        pass
     return found
 
 
-LIMITS = {  # bytes moved, ours over theirs, in float32
-    "global, after": 28 / 28,
-    "global, before": 28 / 28,
-    "tensor, after": 28 / 28,
-    "max_grad_norm, global, after": 32 / 40,
-    "max_grad_norm, global, before": 32 / 40,
-    "NormControl(AdamW fused)": 40 / 28,
+BYTES = {  # moved for each float32 parameter
+    "global, after": 28,
+    "global, before": 28,
+    "tensor, after": 28,
+    "max_grad_norm, global, after": 32,
+    "max_grad_norm, global, before": 32,
+    "NormControl(AdamW fused)": 40,
 }
-
-
-def peer_of(name: str) -> str:
-    return "clip_grad_norm_ + AdamW fused" if name.startswith("max_grad_norm") else "AdamW fused"
+LIMITS = {name: moved / (40 if name.startswith("max_grad_norm") else 28) for name, moved in BYTES.items()}  # over the peer's
 
 
 def copy_bandwidth() -> float:
@@ -230,39 +251,34 @@ def main() -> None:
     }
     bandwidth = copy_bandwidth()
     print(f"{machine}; device copy {bandwidth:.2f} TB/s")
-    results: dict[str, Any] = {"machine": machine, "copy_TB_per_s": bandwidth, "cases": {}}
+    missing = [name for name in ("apex FusedAdam", "torchao AdamW8bit") if name not in peers()]
+    print(f"not installed, so not measured: {', '.join(missing) or 'nothing'}")
+    results: dict[str, Any] = {"machine": machine, "copy_TB_per_s": bandwidth, "not installed": missing, "cases": {}}
     for title, shapes, dtype, rounds, inner in (
         ("GPT-2 124M fp32", SHAPES["GPT-2 124M"], torch.float32, 11, 40),
-        ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 7, 6),
+        ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 7, 8),
         ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 11, 40),
-        ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 9, 20),
+        ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 7, 20),
     ):
-        times = compare(shapes, dtype, rounds, inner)
+        rows = compare(shapes, dtype, rounds, inner)
         count = sum(torch.Size(s).numel() for s in shapes)
-        floor = count * 28 / (bandwidth * 1e9) * (0.5 if dtype == torch.bfloat16 else 1.0)
-        print(f"\n{title}: {count:,} parameters; 28 bytes a parameter at copy speed (14 in bf16): {floor:.3f} ms")
-        print(f"{'':34}{'ms':>8} {'ratio':>7} {'bytes alone':>12}")
-        rows = {}
-        for name, ms in times.items():
-            ratio = ms / times[peer_of(name)]
-            limit = LIMITS.get(name)
-            rows[name] = {"ms": round(ms, 4), "ratio": round(ratio, 4), "bytes_ratio": limit}
-            print(f"{name:34}{ms:8.3f} {ratio:7.3f} {limit if limit is None else format(limit, '12.3f')!s:>12}")
-        results["cases"][title] = rows
-        torch.cuda.empty_cache()
+        bytes_each = 28 if dtype == torch.float32 else 14
+        floor = count * bytes_each / (bandwidth * 1e9)
+        print(f"\n{title}: {count:,} parameters; {bytes_each} bytes each at copy speed: {floor:.3f} ms")
+        print(f"{'':34}{'ms':>8} {'peer':>8} {'ratio':>7} {'bytes alone':>12} {'at copy speed':>14}")
+        for name, row in rows.items():
+            row["bytes_ratio"], row["ratio"] = LIMITS.get(name), round(row["ratio"], 4)
+            row["ratio_at_copy_speed"] = round(BYTES[name] / 28 * floor / row["peer_ms"], 4) if name in BYTES else None
+            alone, best = (f"{x:.3f}" if x else "" for x in (row["bytes_ratio"], row["ratio_at_copy_speed"]))
+            print(f"{name:34}{row['ms']:8.3f} {row['peer_ms']:8.3f} {row['ratio']:7.3f} {alone:>12} {best:>14}")
+        results["cases"][title] = {"floor_ms": round(floor, 4), **rows}
 
     print("\ngrowth, global after, against AdamW fused")
     for millions in (1, 10, 100, 1000, 3000):
         shapes = [(1000, 1000)] * millions if millions <= 100 else [(10000, 10000)] * (millions // 100)
-        times = compare(shapes, torch.float32, 7, 20 if millions < 1000 else 5, ["AdamW fused", "global, after"])
-        ours, theirs = times["global, after"], times["AdamW fused"]
-        results["cases"][f"growth {millions}M"] = {
-            "ms": round(ours, 4),
-            "AdamW fused ms": round(theirs, 4),
-            "ratio": round(ours / theirs, 4),
-        }
-        print(f"{millions:6} M parameters: {ours:8.3f} ms against {theirs:8.3f}, ratio {ours / theirs:.3f}")
-        torch.cuda.empty_cache()
+        row = compare(shapes, torch.float32, 5, 20 if millions < 1000 else 5, ["global, after"])["global, after"]
+        results["cases"][f"growth {millions}M"] = row
+        print(f"{millions:6} M parameters: {row['ms']:8.3f} ms against {row['peer_ms']:8.3f}, ratio {row['ratio']:.3f}")
 
     for title in ("GPT-2 124M", "GPT-2 XL 1.56B"):
         results[f"extra bytes, {title}"] = extra = extra_memory(SHAPES[title])

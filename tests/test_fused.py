@@ -342,7 +342,7 @@ def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
             other.step()
         assert other.implementation == "Triton kernels"
         assert worst([q.to_local() for q in spread], whole) < 1e-6
-        assert other.norms()["global"].norm.item() == pytest.approx(one.norms()["global"].norm.item(), rel=1e-9)
+        assert other.norms()["global"].norm.item() == pytest.approx(one.norms()["global"].norm.item(), rel=1e-7)
     finally:
         dist.destroy_process_group()
 

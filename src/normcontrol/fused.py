@@ -339,7 +339,7 @@ class FusedWeights(Weights):
     def measure(self) -> Tensor:
         if not self.plan.holds():
             self.plan.measure()
-        return self.plan.norms[self.mine].clone()
+        return self.plan.norms[self.mine]
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
         if self.before:  # the Adam pass that follows will multiply
