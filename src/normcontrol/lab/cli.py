@@ -58,7 +58,58 @@ def train(args: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Challenge:
+    """Train AdamW, record its norm ratio, train AdamWN at that ratio on the same data, and report.
+
+    The settings below are those of the baseline, and of all arms as far as an arm does not change them.
+    """
+
+    preset: OneOfPresets = "tiny"
+    """Where all other settings start from."""
+    arms: tuple[str, ...] = ("adamwn",)
+    """Challengers. adamwn: at the ratio the baseline ends with; scaled: AdamW started from weights scaled to that norm; adamc: AdamC; or
+    any optimizer. Each may change settings: adamw:weight_decay=0.05 adamwn:ratio=2.4,rate=0.05"""
+    seeds: int = 1
+    """Repeat everything with so many seeds; two and more give intervals."""
+    out: Path | None = None
+    """Folder of the challenge. Given again, a stopped challenge goes on."""
+    config: Config = field(default_factory=Config)
+
+
+def challenge(args: Sequence[str]) -> int:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from normcontrol.lab import challenge as lab
+    from normcontrol.lab import report
+    from normcontrol.lab.display import Board
+
+    asked = parse("challenge", Challenge, args, Challenge(config=preset(value_of(args, "--preset") or "tiny")))
+    arms = [lab.parse_arm(text) for text in asked.arms]
+    out = asked.out or Path("runs") / f"challenge-{asked.preset}"
+    lab.write_plan(out, asked.config, list(asked.arms), asked.seeds)
+    with Board() as board:
+        if asked.seeds == 1:
+            board.plan(lab.BASELINE.name, *(arm.name for arm in arms))
+        results = lab.challenge(asked.config, out, arms, asked.seeds, board.show, cache=out.parent / "data")
+    if results is None:
+        print("Stopped, and saved. The same command goes on from there.")
+        return 130
+    page = report.write(results, out)
+    table = Table(*(Column(heading, no_wrap=True) for heading in report.HEADINGS), box=None, pad_edge=False)
+    for row in report.rows(results):
+        table.add_row(*row)
+    console = Console()
+    console.print()
+    console.print(table)
+    console.print()
+    print(f"The page with the four panels is {page}.\n{report.verdict(results)}")
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
+    "challenge": (challenge, "train AdamW, then AdamWN at AdamW's own norm, and report"),
     "train": (train, "train a model, or go on with a run"),
 }
 

@@ -6,7 +6,6 @@ seconds what is safely on disk; started again, the work goes on from there and e
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import time
@@ -22,7 +21,7 @@ import numpy as np
 from normcontrol.lab import tokenizer as tokenizers
 from normcontrol.lab.corpus import Piece, Source
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import read_json, sync, sync_folder, write_json
+from normcontrol.lab.files import read_json, sha256, sync, sync_folder, write_json
 from normcontrol.lab.tokenizer import Ids, Tokenizer
 
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
@@ -81,7 +80,7 @@ class Shards:
         entry = {
             "file": path.name,
             "tokens": self.tokens,
-            "sha256": hashlib.sha256(memoryview(content)).hexdigest(),
+            "sha256": sha256(self.part),
             "max": int(content.max()),
         }
         del content

@@ -251,8 +251,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     before: dict[int, Any] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[int(number)] = signal.signal(number, ask)
+        before |= {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not in the main thread: whoever is, handles signals
         yield lambda: False
         return
