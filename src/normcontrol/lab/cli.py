@@ -108,9 +108,114 @@ def challenge(args: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Prepare:
+    """Turn text into shards of tokens to train on. Stopped and started again, it goes on where it was."""
+
+    source: tyro.conf.Positional[str]
+    """A text, jsonl or parquet file, a folder of those, "python" for the standard library, or hf:OWNER/NAME@REVISION for a Hugging Face
+    dataset's parquet files. (nanoGPT's train.bin and val.bin need no preparing: give their folder to --data.)"""
+    out: Path
+    """Folder for the shards and their manifest."""
+    tokenizer: str = "gpt2"
+    """gpt2, bytes, or bpe:SIZE to train one on the text."""
+    val_fraction: float = 0.01
+    """Share of the documents to validate on. nanoGPT's is 0.0005."""
+    column: str = "text"
+    """Key or column of the text, in jsonl and parquet."""
+    shard_tokens: int = 100_000_000
+    """Tokens in a shard."""
+
+
+def prepare(args: Sequence[str]) -> int:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from normcontrol.lab import corpus
+    from normcontrol.lab import prepare as lab
+    from normcontrol.lab.files import read_json
+
+    asked = tyro.cli(Prepare, prog="normcontrol prepare", args=list(args))
+    source = corpus.source(asked.source, asked.column)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        task = bar.add_task("reading", total=source.size)
+
+        def show(read: int, total: int, tokens: int) -> None:
+            bar.update(task, completed=read, description=f"{tokens / 1e6:,.1f} M tokens")
+
+        lab.prepare(source, asked.out, asked.tokenizer, asked.val_fraction, asked.shard_tokens, show)
+    splits = read_json(asked.out / lab.MANIFEST)["splits"]
+    print(
+        f"{splits['train']['tokens']:,} tokens to train on and {splits['val']['tokens']:,} to validate on. Use them with --data {asked.out}"
+    )
+    return 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Print text from a run's newest checkpoint."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of the run."""
+    prompt: str = ""
+    """What the text begins with."""
+    tokens: int = 200
+    """Length of the text, at most."""
+    temperature: float = 0.8
+    """0 for the likeliest token at every step; higher for more variety."""
+    top_k: int = 100
+    """Choose among so many of the likeliest tokens; 0 for all."""
+    seed: int = 0
+    """Seed of the choices."""
+    device: str = "auto"
+    """Where to compute."""
+
+
+def sample(args: Sequence[str]) -> int:
+    from normcontrol.lab import sample as lab
+
+    asked = tyro.cli(Sample, prog="normcontrol sample", args=list(args))
+    model, words = lab.load(asked.run, asked.device)
+    print(asked.prompt, end="", flush=True)
+    for piece in lab.generate(model, words, asked.prompt, asked.tokens, asked.temperature, asked.top_k, asked.seed):
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Draw the learning rate, the target ratio r_t and the rate k_t of a run before it is run."""
+
+    preset: OneOfPresets = "tiny"
+    """Where all other settings start from."""
+    out: Path = Path("schedule.png")
+    """The picture."""
+    config: Config = field(default_factory=Config)
+
+
+def schedule(args: Sequence[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from normcontrol.lab import plan
+
+    asked = parse("schedule", Plan, args, Plan(config=preset(value_of(args, "--preset") or "tiny")))
+    table = Table("step", "lr", "r_t", "k_t", box=None, pad_edge=False)
+    for row in plan.table(asked.config):
+        table.add_row(*row)
+    Console().print(table)
+    plan.draw(asked.config, asked.out)
+    print(f"Drawn in {asked.out}.")
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "challenge": (challenge, "train AdamW, then AdamWN at AdamW's own norm, and report"),
     "train": (train, "train a model, or go on with a run"),
+    "prepare": (prepare, "turn text into tokens to train on"),
+    "sample": (sample, "text from a checkpoint"),
+    "schedule": (schedule, "draw a plan of lr, r_t and k_t before spending time on it"),
 }
 
 

@@ -54,7 +54,7 @@ def load(given: str, tokenizer: str, cache: Path, progress: prepare.Progress = l
         raise LabError(f"The data in {folder} is not finished. Run the same `normcontrol prepare` again: it goes on where it stopped.")
     raise LabError(
         f"{given!r} is not prepared data: there is no {prepare.MANIFEST} in it, and no train.bin and val.bin. Make it with "
-        f"`normcontrol prepare --source TEXT --out {given}`."
+        f"`normcontrol prepare TEXT --out {given}`."
     )
 
 

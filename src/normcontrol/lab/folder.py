@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from normcontrol.lab.config import Config, differences
 from normcontrol.lab.device import describe
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import write_json
+from normcontrol.lab.tokenizer import Trained
 
 CONFIG, ENVIRONMENT, CHECKPOINTS = "config.json", "environment.json", "checkpoints"
 
@@ -71,6 +73,12 @@ def describe_run(device: torch.device, world: int, dataset: Any) -> dict[str, An
 
 def write_environment(folder: Path, environment: dict[str, Any]) -> None:
     write_json(folder / ENVIRONMENT, environment)
+
+
+def keep_tokenizer(data: Path, folder: Path) -> None:
+    """A trained tokenizer goes with the run: text can be sampled when the data is gone."""
+    if (data / Trained.FILE).exists():
+        shutil.copyfile(data / Trained.FILE, folder / Trained.FILE)
 
 
 def revision() -> str:

@@ -49,12 +49,17 @@ class Shards:
         return self.folder / f"{self.split}-{len(self.done):05d}.bin.part"
 
     def restart(self, done: list[dict[str, Any]], tokens: int) -> None:
-        """Go back to what the journal says was on disk."""
+        """Go back to what the journal says was on disk; what came after it is cut off, finished shards too."""
         self.done, self.tokens = done, tokens
+        finished = self.part.with_suffix("")
         if tokens:
+            if finished.exists():
+                finished.replace(self.part)
             os.truncate(self.part, tokens * self.dtype.itemsize)
-        else:
-            self.part.unlink(missing_ok=True)
+        kept = {entry["file"] for entry in done} | ({self.part.name} if tokens else set())
+        for path in self.folder.glob(f"{self.split}-*.bin*"):
+            if path.name not in kept:
+                path.unlink()
 
     def add(self, ids: Ids) -> None:
         while len(ids):

@@ -22,7 +22,7 @@ from normcontrol.lab import checkpoint, data, optim, parallel
 from normcontrol.lab.config import Config, check
 from normcontrol.lab.device import Stopwatch, choose, memory_advice, peak_flops, precision
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.folder import CHECKPOINTS, begin, check_same, describe_run, held, write_config, write_environment
+from normcontrol.lab.folder import CHECKPOINTS, begin, check_same, describe_run, held, keep_tokenizer, write_config, write_environment
 from normcontrol.lab.metrics import Log
 from normcontrol.lab.model import GPT
 from normcontrol.lab.parallel import World
@@ -106,6 +106,7 @@ def _train(
     if world.first:
         write_config(out, config)
         write_environment(out, describe_run(device, world.size, dataset))
+        keep_tokenizer(dataset.folder, out)
 
     # How it is computed: fp32 weights, bf16 autocast where the device is good at it, compiled on GPUs.
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
