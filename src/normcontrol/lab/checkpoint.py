@@ -8,6 +8,7 @@ bears such a name, and any changed bit contradicts it. Loading runs no code from
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -89,7 +90,10 @@ def load(path: Path) -> dict[str, Any]:
             else "There is no other checkpoint in the folder: restore this one from a copy, or start a new run."
         )
         raise LabError(f"The checkpoint {path} is damaged: its bytes do not match the checksum in its name. {offer}")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise LabError(f"The checkpoint {path} holds more than tensors and plain data, and could run code: it is not loaded.") from None
 
 
 def _whole(path: Path) -> bool:
