@@ -61,7 +61,7 @@ def test_help_teaches(capsys):
     [
         ({"width": 100, "heads": 3}, "width=100 is not divisible by heads=3: each head takes an equal share. Change one of them."),
         ({"tokens_per_step": 1000}, "tokens_per_step=1000 is not divisible by context=128: a batch is whole sequences. Use 896 or 1024."),
-        ({"warmup": 5000}, "warmup=5000 leaves nothing of steps=700: use a shorter warm-up, 35 for example."),
+        ({"warmup": 5000}, "warmup=5000 leaves nothing of steps=500: use a shorter warm-up, 25 for example."),
         ({"steps": 0}, "steps=0: it must be 1 or more."),
         ({"lr": -1.0}, "lr=-1.0: it must be above 0."),
         ({"schedule": "wsd", "decay": 0.0}, "decay=0.0: it is the share of the steps that wsd's final descent takes."),

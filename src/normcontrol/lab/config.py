@@ -198,8 +198,8 @@ def check(config: Config) -> None:
 TINY = Config(
     Model(layers=4, heads=4, width=128, context=128),
     Data(tokens_per_step=1024, micro_batch=16),
-    Optim(lr=4e-3, warmup=35, weight_decay=0.5, ramp=35, rate=0.1),
-    Run(steps=700, log_every=5, eval_every=100, checkpoint_every=350),
+    Optim(lr=4e-3, warmup=25, weight_decay=0.5, ramp=25, rate=0.1),
+    Run(steps=500, log_every=5, eval_every=50, checkpoint_every=250),
 )
 SMALL = Config(
     Model(layers=6, heads=8, width=512, context=512),

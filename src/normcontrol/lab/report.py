@@ -74,6 +74,9 @@ def verdict(results: list[Result]) -> str:
     how = "lower" if d.mean < 0 else "higher"
     loss, ratio = _mean(challenger, "val_loss"), _mean(challenger, "ratio")
     claim = f"{base}, and {challenger.arm.name} at {loss:.4f}, {abs(d.mean):.4f} {how}, with its norm held at {ratio:.3f} times"
+    for control in results[2:]:
+        if "init_scale" in control.arm.changes:  # what could explain the difference away belongs beside it
+            claim += f", while AdamW merely started from weights of that norm ended at {_mean(control, 'val_loss'):.4f}"
     if d.half is None:
         return f"{claim}: one pair of runs, so an illustration and not evidence (--seeds 5 gives an interval)."
     shown = "shown" if d.shown else "not shown"
