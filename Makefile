@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test bench docs gpu-test clean
 
-demo: $(READY)  ## train a small network with AdamW and with AdamWN, and show both norms
-	$(BIN)/python examples/quickstart.py
+demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and the control that matters
+	$(BIN)/normcontrol challenge --preset tiny --arms adamwn scaled --out runs/demo
 
 test: $(READY)  ## lint, types, tests, doctests
 	$(BIN)/ruff check .

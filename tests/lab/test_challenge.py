@@ -28,7 +28,9 @@ def finished(config, done, capsys):
     """A challenge of four arms and two seeds, run once for all tests here."""
     if not (done / "out" / "index.html").exists():
         arms = ["adamwn", "scaled", "adamc", "adamw:weight_decay=0.5"]
-        assert main(["challenge", "--out", str(done / "out"), "--seeds", "2", "--arms", *arms, *flags(config.with_(steps=30, rate=0.5))]) == 0
+        assert (
+            main(["challenge", "--out", str(done / "out"), "--seeds", "2", "--arms", *arms, *flags(config.with_(steps=30, rate=0.5))]) == 0
+        )
         (done / "said").write_text(capsys.readouterr().out)
     return done / "out"
 

@@ -60,16 +60,16 @@ def test_validation_is_the_whole_split_in_fixed_windows():
 
 
 def test_a_validation_split_shorter_than_the_context_is_refused():
-    with pytest.raises(LabError, match="The validation split holds 16 tokens, and one context of 16 and the token after it are needed"):
+    with pytest.raises(LabError, match=r"The validation split holds 16 tokens, and one context of 16 and the token after it are needed"):
         data.validation([np.arange(16)], 16)
-    with pytest.raises(LabError, match="The training split holds 20 tokens, fewer than two contexts of 16"):
+    with pytest.raises(LabError, match=r"The training split holds 20 tokens, fewer than two contexts of 16"):
         data.Batches([np.arange(20)], 16, 1, 0)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused():
-    with pytest.raises(LabError, match="A batch of 8 sequences cannot be divided among 3 processes"):
+    with pytest.raises(LabError, match=r"A batch of 8 sequences cannot be divided among 3 processes"):
         World(0, 3).share(8, 1)
-    with pytest.raises(LabError, match="micro_batch=5 does not divide the 8 sequences that a process has in a step. Use --micro-batch 4"):
+    with pytest.raises(LabError, match=r"micro_batch=5 does not divide the 8 sequences that a process has in a step. Use --micro-batch 4"):
         World().share(8, 5)
 
 
@@ -110,7 +110,7 @@ def test_token_ids_beyond_the_vocabulary_are_refused(copied):
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["vocab"] = 100
     (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(LabError, match="holds the token id .*, beyond the vocabulary of 100"):
+    with pytest.raises(LabError, match=r"holds the token id .*, beyond the vocabulary of 100"):
         load(copied)
 
 

@@ -172,7 +172,9 @@ def test_jsonl_and_parquet_without_the_column_are_refused(tmp_path):
     import pyarrow.parquet as pq
 
     (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n{"content": "not ok"}\n')
-    assert "a.jsonl, line 2, is not a JSON object with the text under 'text'" in refusal(lambda: prepared(tmp_path / "a.jsonl", tmp_path / "o1"))
+    assert "a.jsonl, line 2, is not a JSON object with the text under 'text'" in refusal(
+        lambda: prepared(tmp_path / "a.jsonl", tmp_path / "o1")
+    )
     pq.write_table(pa.table({"content": ["x"]}), tmp_path / "a.parquet")
     assert "has the columns content, and none named 'text'" in refusal(lambda: prepared(tmp_path / "a.parquet", tmp_path / "o2"))
     (tmp_path / "b.parquet").write_bytes(b"no")
@@ -181,7 +183,9 @@ def test_jsonl_and_parquet_without_the_column_are_refused(tmp_path):
 
 def test_too_few_documents_to_validate_on_are_refused(tmp_path):
     (tmp_path / "one.txt").write_text("just one\n")
-    assert "has 1 documents, so every 10th of them to validate on is none" in refusal(lambda: prepared(tmp_path / "one.txt", tmp_path / "out"))
+    assert "has 1 documents, so every 10th of them to validate on is none" in refusal(
+        lambda: prepared(tmp_path / "one.txt", tmp_path / "out")
+    )
 
 
 def test_an_unknown_tokenizer_is_refused_with_the_nearest_name(tmp_path, capsys):

@@ -97,7 +97,7 @@ def test_ratios_are_of_the_norm_before_the_weights_were_scaled(config, tmp_path)
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest_names(config, tmp_path):
-    with pytest.raises(LabError, match="There is no optimizer 'AdamV'. Did you mean "):
+    with pytest.raises(LabError, match=r"There is no optimizer 'AdamV'. Did you mean "):
         train.train(config.with_(optimizer="AdamV"), tmp_path / "run")
     with pytest.raises(LabError, match="LBFGS needs a closure or sparse gradients"):
         train.train(config.with_(optimizer="LBFGS"), tmp_path / "run")
@@ -129,7 +129,7 @@ def test_a_changed_config_is_refused_on_resume_with_key_old_and_new(config, tmp_
 
 def test_a_run_is_not_overwritten_or_written_by_two(config, tmp_path):
     run(config, tmp_path / "run")
-    with pytest.raises(LabError, match="holds a run already. Go on with it by `normcontrol train --resume"):
+    with pytest.raises(LabError, match=r"holds a run already. Go on with it by `normcontrol train --resume"):
         train.train(config, tmp_path / "run")
     with held(tmp_path / "run"), pytest.raises(LabError, match="Another process is writing to"):
         train.train(config, tmp_path / "run", resume=True)
@@ -141,7 +141,7 @@ def test_other_data_is_refused_on_resume(config, tmp_path):
     state = checkpoint.load(newest)
     newest.unlink()
     checkpoint.save(newest.parent, 4, {**state, "data": "other"})
-    with pytest.raises(LabError, match="is not what .* was trained on: its digest differs"):
+    with pytest.raises(LabError, match=r"is not what .* was trained on: its digest differs"):
         train.train(config.with_(steps=4), tmp_path / "run", resume=True)
 
 
@@ -174,7 +174,7 @@ def test_a_step_that_is_not_finite_is_not_applied_and_is_counted(config, tmp_pat
 
 def test_after_five_in_a_row_it_stops_with_a_record_of_the_batches(config, tmp_path, monkeypatch):
     Poison(monkeypatch, range(4, 100))
-    with pytest.raises(LabError, match="not finite in 5 steps in a row, 4 to 8. None of them was applied"):
+    with pytest.raises(LabError, match=r"not finite in 5 steps in a row, 4 to 8. None of them was applied"):
         train.train(config, tmp_path / "run")
     record = torch.load(tmp_path / "run" / "not-finite.pt", weights_only=True)
     assert [entry["step"] for entry in record] == [4, 5, 6, 7, 8]
@@ -183,7 +183,7 @@ def test_after_five_in_a_row_it_stops_with_a_record_of_the_batches(config, tmp_p
 
 @pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="this CPU is fast in bf16")
 def test_a_cpu_that_is_slow_in_bf16_is_not_asked_for_it(config, tmp_path):
-    with pytest.raises(LabError, match="has no bf16 matrix units and would be slower than in fp32. Use --precision fp32"):
+    with pytest.raises(LabError, match=r"has no bf16 matrix units and would be slower than in fp32. Use --precision fp32"):
         train.train(config.with_(precision="bf16"), tmp_path / "run")
 
 

@@ -121,6 +121,18 @@ def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
+def local(value: Any) -> Tensor:
+    """This process's part of a sharded tensor; the whole of any other."""
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def settle(model: nn.Module) -> None:
+    """Shard again what a forward pass without a backward pass has left gathered."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
+
+
 def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(p, "full_tensor") for p in model.parameters())
 

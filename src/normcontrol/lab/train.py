@@ -128,7 +128,7 @@ def _train(
 
     steps = config.run.steps
     if first == 1:
-        log.write(0, val_loss=evaluate_now(), ratio=weight_norm(model) / initial_norm)
+        log.write(0, val_loss=evaluate_now(), ratio=weight_norm(model, world) / initial_norm)
     feed = data.feed(batches, mine, micro, device, range(first - 1, steps))  # batches count from 0, steps from 1
     accumulation = (mine.stop - mine.start) // micro
     bad: deque[dict[str, Any]] = deque(maxlen=PATIENCE)
@@ -171,7 +171,7 @@ def _train(
 
         last = step == steps
         if step % config.run.log_every == 0 or last:
-            ratio, speed = weight_norm(model) / initial_norm, watch.lap()
+            ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
             if not bad:
                 log.write(step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio)
@@ -194,9 +194,11 @@ def _train(
 
 
 @torch.no_grad()
-def weight_norm(model: GPT) -> float:
-    """The norm of all matrices together: what nanoGPT decays and the paper controls."""
-    return float(join(measure(model.matrices(), SCOPES["global"]), SCOPES["global"]))
+def weight_norm(model: GPT, world: World | None = None) -> float:
+    """The norm of all matrices together, over all processes: what nanoGPT decays and the paper controls."""
+    scope = SCOPES["global"]
+    norm = join(measure([parallel.local(p) for p in model.matrices()], scope), scope)
+    return math.sqrt(float(world.total(norm.square()))) if world and parallel.is_sharded(model) else float(norm)
 
 
 @torch.no_grad()
@@ -212,6 +214,7 @@ def evaluate(network: nn.Module, windows: list[data.Tokens], micro: int, world: 
             loss = network(tokens[:, :-1], tokens[:, 1:])
         total += torch.stack([loss.double() * len(mine), torch.tensor(len(mine), dtype=torch.float64, device=device)])
     network.train()
+    parallel.settle(network)
     summed, count = world.total(total).tolist()
     return summed / count
 
