@@ -40,6 +40,7 @@ def write_corpus(folder: Path, megabytes: int) -> Path:
 def peak_memory(folder: Path, out: Path) -> float:
     """Megabytes that a process of its own needed at most to prepare a corpus, beyond those of a small one's imports."""
     code = f"""
+import resource
 from pathlib import Path
 from normcontrol.lab import corpus
 from normcontrol.lab.prepare import prepare

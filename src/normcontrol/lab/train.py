@@ -20,7 +20,7 @@ from torch import nn
 
 from normcontrol.lab import checkpoint, data, optim, parallel
 from normcontrol.lab.config import Config, check
-from normcontrol.lab.device import Stopwatch, choose, memory_advice, peak_flops, precision
+from normcontrol.lab.device import Stopwatch, attention, choose, memory_advice, peak_flops, precision
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.folder import CHECKPOINTS, begin, check_same, describe_run, held, keep_tokenizer, write_config, write_environment
 from normcontrol.lab.metrics import Log
@@ -61,7 +61,8 @@ def train(config: Config, out: Path, *, resume: bool = False, display: Display =
     elif world.first:
         begin(out, config)
     world.wait()
-    with held(out) if world.first else contextlib.nullcontext(), memory_advice(config), interruptible() as interrupted:
+    lock = held(out) if world.first else contextlib.nullcontext()
+    with lock, memory_advice(config), attention(device), interruptible() as interrupted:
         return _train(config, out, world, device, dtype, display, interrupted, cache or out.parent / "data")
 
 
