@@ -8,7 +8,10 @@ FOLDER is a checkout of nanoGPT, whose own bench.py is run at the same batch. On
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -26,7 +29,9 @@ from normcontrol.lab.train import train
 def tokens_per_second(config: Config, out: Path) -> float:
     """Of the real loop: the median of its own timings, the compiling first ones left out."""
     train(config, out)
-    return statistics.median(line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[2:])
+    speed = statistics.median(line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[2:])
+    shutil.rmtree(out)
+    return speed
 
 
 def nanogpt(folder: Path, micro_batch: int) -> float:
@@ -79,6 +84,11 @@ def main() -> None:
         synthetic = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "synthetic")
         data.feed = real
         print(f"speed, real shards / synthetic tokens: {speeds['AdamW'] / synthetic:.4f} (at least 0.99)", flush=True)
+        loop = importlib.import_module("normcontrol.lab.train")
+        cudnn, loop.attention = loop.attention, lambda device: contextlib.nullcontext()
+        theirs = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "attention")
+        loop.attention = cudnn
+        print(f"speed, attention by cuDNN / by torch's choice: {speeds['AdamW'] / theirs:.4f}", flush=True)
         small = preset("small").with_(**timed)
         for name in ("AdamW", "AdamWN"):
             print(f"small, {name}: {tokens_per_second(small.with_(optimizer=name), folder / f'small-{name}'):,.0f} tokens/s", flush=True)

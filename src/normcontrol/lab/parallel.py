@@ -63,6 +63,10 @@ class World:
             dist.all_reduce(value)
         return value
 
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether the flag is raised in any process."""
+        return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)) > 0)
+
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
@@ -130,7 +134,7 @@ def settle(model: nn.Module) -> None:
     """Shard again what a forward pass without a backward pass has left gathered."""
     for module in model.modules():
         if hasattr(module, "reshard"):
-            module.reshard()
+            module.reshard()  # type: ignore[operator]
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -182,7 +182,7 @@ def _train(
             val_loss = evaluate_now()
             log.write(step, val_loss=val_loss)
             watch = Stopwatch()
-        stop = bool(world.total(torch.tensor(float(interrupted()), device=device)) > 0)
+        stop = world.any(interrupted(), device)
         if step % config.run.checkpoint_every == 0 or last or stop:
             save(step)
             watch = Stopwatch()
