@@ -143,12 +143,13 @@ def is_sharded(model: nn.Module) -> bool:
 
 def state_of(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
     """The state of model and optimizers, in whole tensors. All processes must call it."""
+    saved = [o.state_dict() for o in optimizers]
     if not is_sharded(model):
-        return {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
+        return {"model": model.state_dict(), "optimizers": saved}
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return {"model": get_model_state_dict(model, options=options), "optimizers": [_map(o.state_dict(), whole) for o in optimizers]}
+    return {"model": get_model_state_dict(model, options=options), "optimizers": [_map(state, whole) for state in saved]}
 
 
 def load_state(model: nn.Module, optimizers: list[Optimizer], state: dict[str, Any]) -> None:
