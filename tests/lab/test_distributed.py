@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from normcontrol.lab import checkpoint, metrics
+from normcontrol.lab.cli import main
 from normcontrol.lab.folder import CONFIG
 from normcontrol.lab.train import train
 
@@ -52,3 +53,9 @@ def test_two_processes_go_on_with_what_one_began(config, tmp_path):
     checkpoint.latest(tmp_path / "one" / "checkpoints").unlink()
     torchrun(tmp_path / "one")
     assert losses(tmp_path / "one") == pytest.approx(before, abs=1e-5)
+
+
+def test_processes_without_a_common_folder_are_refused(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    assert main(["train"]) == 1
+    assert "each would choose a folder of its own: give one as --out" in capsys.readouterr().err

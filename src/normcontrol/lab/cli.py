@@ -6,6 +6,7 @@ sentence, without a traceback.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ def train(args: Sequence[str]) -> int:
     resumed = value_of(args, "--resume")
     start = Config.load(Path(resumed) / CONFIG) if resumed else preset(value_of(args, "--preset") or "tiny")
     asked = parse("train", Train, args, Train(config=start))
+    if "RANK" in os.environ and not (asked.resume or asked.out):
+        raise LabError("Several processes were started, and each would choose a folder of its own: give one as --out.")
     out = asked.resume or asked.out or free_name(Path("runs"), f"{asked.preset}-{asked.config.optim.optimizer}")
     name = out.name
     try:
@@ -52,9 +55,9 @@ def train(args: Sequence[str]) -> int:
     finally:
         leave()
     if not finished:
-        print(f"Stopped, and saved. Go on with:\n  normcontrol train --resume {out}")
+        say(f"Stopped, and saved. Go on with:\n  normcontrol train --resume {out}")
         return 130
-    print(f"Done: {out}. Text from it with:\n  normcontrol sample {out}")
+    say(f"Done: {out}. Text from it with:\n  normcontrol sample {out}")
     return 0
 
 
@@ -84,18 +87,25 @@ def challenge(args: Sequence[str]) -> int:
     from normcontrol.lab import challenge as lab
     from normcontrol.lab import report
     from normcontrol.lab.display import Board
+    from normcontrol.lab.parallel import is_first, leave
 
     asked = parse("challenge", Challenge, args, Challenge(config=preset(value_of(args, "--preset") or "tiny")))
     arms = [lab.parse_arm(text) for text in asked.arms]
     out = asked.out or Path("runs") / f"challenge-{asked.preset}"
-    lab.write_plan(out, asked.config, list(asked.arms), asked.seeds)
-    with Board() as board:
-        if asked.seeds == 1:
-            board.plan(lab.BASELINE.name, *(arm.name for arm in arms))
-        results = lab.challenge(asked.config, out, arms, asked.seeds, board.show, cache=out.parent / "data")
+    if is_first():
+        lab.write_plan(out, asked.config, list(asked.arms), asked.seeds)
+    try:
+        with Board() as board:
+            if asked.seeds == 1:
+                board.plan(lab.BASELINE.name, *(arm.name for arm in arms))
+            results = lab.challenge(asked.config, out, arms, asked.seeds, board.show, cache=out.parent / "data")
+    finally:
+        leave()
     if results is None:
-        print("Stopped, and saved. The same command goes on from there.")
+        say("Stopped, and saved. The same command goes on from there.")
         return 130
+    if not is_first():
+        return 0
     page = report.write(results, out)
     table = Table(*(Column(heading, no_wrap=True) for heading in report.HEADINGS), box=None, pad_edge=False)
     for row in report.rows(results):
@@ -238,6 +248,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("normcontrol: stopped.", file=sys.stderr)
         return 130
+
+
+def say(text: str) -> None:
+    """Print, once for all processes."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text)
 
 
 def usage() -> str:

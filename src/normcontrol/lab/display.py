@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from normcontrol.lab.parallel import is_first
 from normcontrol.lab.train import Status
 
 QUIET = 10.0
@@ -23,7 +24,7 @@ class Board:
     """Shows the arms of an experiment as they train."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Console(quiet=not is_first())
         self.arms: dict[str, tuple[Status | None, float, int]] = {}  # the last status, when the arm started, and at which step
         self.live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
         self._printed = 0.0

@@ -72,6 +72,11 @@ class World:
             dist.barrier()
 
 
+def is_first() -> bool:
+    """Whether this process is the one that speaks and writes, as torchrun says before there is a world."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def join(device: str) -> World:
     """The world that torchrun made, or a world of one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
