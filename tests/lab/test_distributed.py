@@ -32,8 +32,6 @@ def begun(config, out):
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_reproduce_one_and_one_goes_on_with_two(config, tmp_path, parallel):
-    if parallel == "fsdp":
-        pytest.importorskip("normcontrol.sharding")
     config = config.with_(optimizer="AdamWN", micro_batch=2)
     assert train(config, tmp_path / "one")
     two = begun(config.with_(parallel=parallel), tmp_path / "two")

@@ -192,3 +192,34 @@ def test_an_unknown_tokenizer_is_refused_with_the_nearest_name(tmp_path, capsys)
     (tmp_path / "one.txt").write_text("just one\n")
     assert main(["prepare", str(tmp_path / "one.txt"), "--out", str(tmp_path / "out"), "--tokenizer", "gpt-2"]) == 1
     assert "There is no tokenizer 'gpt-2'. Did you mean gpt2?" in capsys.readouterr().err
+
+
+class Hub:
+    """A Hugging Face hub of one dataset."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def dataset_info(self, name, revision=None):
+        if name != "someone/texts":
+            raise ConnectionError("no route")
+        siblings = [type("File", (), {"rfilename": f}) for f in ("README.md", *self.files)]
+        return type("Info", (), {"sha": revision or "c0ffee", "siblings": siblings})
+
+
+def test_a_hugging_face_dataset_is_its_parquet_files_at_a_revision(tmp_path, monkeypatch):
+    import huggingface_hub
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": DOCUMENTS}), tmp_path / "train-0.parquet")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(["train-0.parquet"]))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file, repo_type, revision: str(tmp_path / file))
+    out = prepare.prepare(corpus.source("hf:someone/texts@abc123"), tmp_path / "out", "bytes", val_fraction=0.1)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["source"] == "hf:someone/texts@abc123"
+    assert manifest["documents"] == 50
+    assert corpus.source("hf:someone/texts").name == "hf:someone/texts@c0ffee"
+    assert "could not be fetched (ConnectionError: no route). Go online" in refusal(lambda: corpus.source("hf:nobody/nothing"))
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub([]))
+    assert "has no parquet files" in refusal(lambda: corpus.source("hf:someone/texts"))
