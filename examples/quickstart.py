@@ -2,7 +2,7 @@
 
 A character model learns the source code of Python's own standard library. AdamW's norm is recorded and AdamWN is told
 to end at the same norm; then both train again at a third and at three times the learning rate. AdamW's final norm
-follows the learning rate, AdamWN's stays where it was put. Run it with ``make demo``.
+follows the learning rate, AdamWN's stays where it was put. Run it with ``make quickstart``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,102 @@
+"""The laboratory's speed on a GPU: prints ratios to nanoGPT, of AdamWN to AdamW, and of real shards to synthetic tokens.
+
+    python benchmarks/lab_gpu.py [--nanogpt FOLDER] [--steps 60] [--micro-batch 64]
+
+FOLDER is a checkout of nanoGPT, whose own bench.py is run at the same batch. Only torch and numpy are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from normcontrol.lab import data, metrics
+from normcontrol.lab.config import Config, preset
+from normcontrol.lab.train import train
+
+
+def tokens_per_second(config: Config, out: Path) -> float:
+    """Of the real loop: the median of its own timings, the compiling first ones left out."""
+    train(config, out)
+    speed = statistics.median(line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[2:])
+    shutil.rmtree(out)
+    return speed
+
+
+def nanogpt(folder: Path, micro_batch: int) -> float:
+    """Tokens a second of nanoGPT's own bench.py: its model, compiled, with random tokens."""
+    flags = [f"--batch_size={micro_batch}", "--block_size=1024", "--real_data=False", "--compile=True"]
+    done = subprocess.run([sys.executable, "bench.py", *flags], cwd=folder, capture_output=True, text=True, check=True)
+    milliseconds = float(re.findall(r"time per iteration: ([\d.]+)ms", done.stdout)[-1])
+    return micro_batch * 1024 / milliseconds * 1000
+
+
+class Synthetic:
+    """The same random batch at every step, already on the device."""
+
+    def __init__(self, real):
+        self.real = real
+
+    def __call__(self, batches, mine, micro, device, steps):
+        batch = next(self.real(batches, mine, micro, device, steps))
+        while True:
+            yield batch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nanogpt", type=Path)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--micro-batch", type=int, default=64)
+    asked = parser.parse_args()
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        random = np.random.default_rng(0)
+        random.integers(0, 50257, 50_000_000).astype("<u2").tofile(folder / "train.bin")
+        random.integers(0, 50257, 70_000).astype("<u2").tofile(folder / "val.bin")
+        timed = {
+            "data": str(folder),
+            "steps": asked.steps,
+            "log_every": 5,
+            "eval_every": asked.steps,
+            "checkpoint_every": asked.steps,
+            "warmup": 5,
+        }
+        gpt2 = preset("gpt2").with_(**timed, micro_batch=asked.micro_batch, tokens_per_step=asked.micro_batch * 1024)
+        speeds = {}
+        for name in ("AdamW", "AdamWN"):
+            speeds[name] = tokens_per_second(gpt2.with_(optimizer=name), folder / name)
+            print(f"gpt2, {name}: {speeds[name]:,.0f} tokens/s", flush=True)
+        print(f"speed, AdamWN / AdamW: {speeds['AdamWN'] / speeds['AdamW']:.4f} (at least 0.99)", flush=True)
+        real, data.feed = data.feed, Synthetic(data.feed)
+        synthetic = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "synthetic")
+        data.feed = real
+        print(f"speed, real shards / synthetic tokens: {speeds['AdamW'] / synthetic:.4f} (at least 0.99)", flush=True)
+        loop = importlib.import_module("normcontrol.lab.train")
+        cudnn, loop.attention = loop.attention, lambda device: contextlib.nullcontext()
+        theirs = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "attention")
+        loop.attention = cudnn
+        print(f"speed, attention by cuDNN / by torch's choice: {speeds['AdamW'] / theirs:.4f}", flush=True)
+        small = preset("small").with_(**timed)
+        for name in ("AdamW", "AdamWN"):
+            print(f"small, {name}: {tokens_per_second(small.with_(optimizer=name), folder / f'small-{name}'):,.0f} tokens/s", flush=True)
+        if asked.nanogpt:
+            theirs = nanogpt(asked.nanogpt, asked.micro_batch)
+            print(f"nanoGPT: {theirs:,.0f} tokens/s", flush=True)
+            print(f"speed, laboratory / nanoGPT: {speeds['AdamW'] / theirs:.3f} (at least 1.05)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

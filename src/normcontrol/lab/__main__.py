@@ -1,0 +1,5 @@
+import sys
+
+from normcontrol.lab.cli import main
+
+sys.exit(main())

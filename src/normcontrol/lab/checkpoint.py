@@ -1,0 +1,107 @@
+"""Checkpoints that are whole or not there, and that know whether they are still what was written.
+
+A checkpoint is one file of torch.save, ``step-00000500-3f9a....pt``. It is written beside its place, fsynced, and
+renamed to a name that holds its step and the SHA-256 of its bytes: there is no moment at which a half-written file
+bears such a name, and any changed bit contradicts it. Loading runs no code from the file (``weights_only=True``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.files import sha256, sync, sync_folder
+
+NAME = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
+KEPT = 2
+"""The newest, and the one before it in case the newest is damaged later."""
+
+
+class _Hashing:
+    """A file that hashes what is written to it, on the way to the disk: what the disk makes of it is not trusted."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+
+    def write(self, block: Any) -> int:
+        self.digest.update(block)
+        return self.file.write(block)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def save(folder: Path, step: int, content: dict[str, Any]) -> Path:
+    """Write a checkpoint and delete those older than the last good one. If it cannot be written, nothing is lost."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f"step-{step:08d}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            hashing = _Hashing(file)
+            torch.save(content, hashing)  # type: ignore[arg-type]
+            sync(file)
+        path = folder / f"step-{step:08d}-{hashing.digest.hexdigest()[:16]}.pt"
+        temporary.replace(path)
+        sync_folder(folder)
+    except (OSError, RuntimeError) as error:  # torch turns what the file raises into a RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise LabError(_cannot_write(folder, step, error)) from error
+    for old in found(folder)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def _cannot_write(folder: Path, step: int, error: BaseException) -> str:
+    free = shutil.disk_usage(folder).free / 1e9
+    earlier = found(folder)
+    intact = (
+        f"The earlier checkpoint {earlier[-1].name} is intact: free some space and go on from it with"
+        if earlier
+        else "Free some space, then"
+    )
+    return (
+        f"The checkpoint of step {step} could not be written to {folder} ({error}); {free:.1f} GB are free there. {intact} "
+        f"`normcontrol train --resume {folder.parent}`."
+    )
+
+
+def found(folder: Path) -> list[Path]:
+    """The finished checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)) if folder.exists() else []
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, if it still is what was written."""
+    name = NAME.fullmatch(path.name)
+    if name is None:
+        raise LabError(f"{path} is not a checkpoint of this laboratory: its name should be like step-00000500-0123456789abcdef.pt.")
+    if sha256(path)[:16] != name[2]:
+        others = [other for other in found(path.parent) if other != path and _whole(other)]
+        offer = (
+            f"The last good one is {others[-1].name}: delete or move the damaged file, and a resume goes on from there."
+            if others
+            else "There is no other checkpoint in the folder: restore this one from a copy, or start a new run."
+        )
+        raise LabError(f"The checkpoint {path} is damaged: its bytes do not match the checksum in its name. {offer}")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise LabError(f"The checkpoint {path} holds more than tensors and plain data, and could run code: it is not loaded.") from None
+
+
+def _whole(path: Path) -> bool:
+    name = NAME.fullmatch(path.name)
+    return name is not None and sha256(path)[:16] == name[2]
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest finished checkpoint."""
+    paths = found(folder)
+    return paths[-1] if paths else None

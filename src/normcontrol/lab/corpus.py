@@ -1,0 +1,205 @@
+"""Sources of text: files, folders, Hugging Face datasets and the embedded corpus, as one stream of documents.
+
+A document arrives in pieces small enough to hold many of in memory. Nothing here knows tokens; a source can be started
+again at any piece, and says by its ``fingerprint`` whether it is still the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from normcontrol.lab.errors import LabError
+
+PIECE = 1 << 16
+"""Characters after which a long document is cut, at the next place where that does not change its tokens."""
+
+LONGEST = 64 * PIECE
+"""A document without such a place (one endless line) is cut anyway when so much of it is held in memory."""
+
+TEXT, TABLES = (".txt", ".md", ".rst", ".py", ".text"), (".jsonl", ".parquet")
+
+# Between a line break with no other white space around it and the next line, no tokenizer's word goes on.
+CUT = re.compile(r"(?<=\S\n)(?=\S)")
+
+
+class Piece(NamedTuple):
+    text: str
+    last: bool  # whether the document ends here
+
+
+class Source:
+    """A list of files with text in them."""
+
+    def __init__(self, name: str, files: list[Path], column: str = "text") -> None:
+        self.name, self.files, self.column = name, files, column
+
+    @property
+    def size(self) -> int:
+        """In bytes, as far as files tell: for progress."""
+        return sum(path.stat().st_size for path in self.files)
+
+    def fingerprint(self) -> str:
+        """Changes when the list of files, or the size of one, does."""
+        listing = "\n".join(f"{path.name} {path.stat().st_size}" for path in self.files)
+        return hashlib.sha256(f"{self.column}\n{listing}".encode()).hexdigest()[:16]
+
+    def documents(self) -> Iterator[tuple[Iterator[str], int]]:
+        """Every document as blocks of text, with the bytes of the source read so far."""
+        done = 0
+        for path in self.files:
+            done += path.stat().st_size
+            if path.suffix == ".parquet":
+                yield from ((iter((text,)), done) for text in _parquet(path, self.column))
+            elif path.suffix == ".jsonl":
+                yield from ((iter((text,)), done) for text in _jsonl(path, self.column))
+            else:
+                yield _blocks(path), done
+
+    def pieces(self) -> Iterator[tuple[Piece, int]]:
+        """All documents, cut into pieces; empty ones are left out."""
+        for blocks, done in self.documents():
+            held = ""
+            for text in cut(blocks):
+                if held:
+                    yield Piece(held, False), done
+                held = text
+            if held:
+                yield Piece(held, True), done
+
+
+def cut(blocks: Iterator[str]) -> Iterator[str]:
+    """Join blocks of text and cut them anew, each piece about PIECE long, where no token can lie across the cut.
+
+    >>> text = "a line\\n" * 100_000
+    >>> pieces = list(cut(iter([text])))
+    >>> len(pieces) > 1, "".join(pieces) == text
+    (True, True)
+    """
+    held = ""
+    for block in blocks:
+        held += block
+        start = 0
+        while len(held) - start > PIECE:
+            place = CUT.search(held, start + PIECE)
+            if place is None and len(held) - start < LONGEST:
+                break
+            end = place.start() if place else start + PIECE
+            yield held[start:end]
+            start = end
+        held = held[start:]
+    if held:
+        yield held
+
+
+def source(given: str, column: str = "text") -> Source:
+    """The source that a person named: "python", "hf:owner/name@revision", a file, or a folder."""
+    if given == "python":
+        return embedded()
+    if given.startswith("hf:"):
+        return hugging_face(given[3:], column)
+    path = Path(given).expanduser()
+    if not path.exists():
+        raise LabError(f"There is no file or folder {given!r}. Give a text, jsonl or parquet file, a folder of those, python, or hf:NAME.")
+    if path.is_file():
+        files = [path]
+        if path.suffix not in (*TEXT, *TABLES):
+            raise LabError(f"{path} ends in {path.suffix!r}, and what is read are {', '.join((*TEXT, *TABLES))}. Rename or convert it.")
+    else:
+        files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in (*TEXT, *TABLES))
+        if not files:
+            raise LabError(f"There is no text in the folder {path}: no file in it ends in {', '.join((*TEXT, *TABLES))}.")
+    for file in files:
+        if file.stat().st_size == 0 and len(files) == 1:
+            raise LabError(f"{file} is empty: there is nothing to train on in it.")
+    return Source(str(path), files, column)
+
+
+def embedded() -> Source:
+    """The sources and docs of the running Python's standard library, without its tests: real text on every machine."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
+    files = [p for p in root.rglob("*") if p.suffix in (".py", ".txt", ".rst") and not left_out & set(p.relative_to(root).parts)]
+    if not files:
+        raise LabError(f"This Python keeps no sources of its standard library in {root}. Give a text of your own with --data.")
+    return Source(f"python {sys.version.split()[0]}", sorted(files))
+
+
+def hugging_face(given: str, column: str) -> Source:
+    """The parquet files of a dataset on the Hugging Face hub, at a pinned revision, through the hub's own cache."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    name, _, revision = given.partition("@")
+    try:
+        info = HfApi().dataset_info(name, revision=revision or None)
+        names = sorted(f.rfilename for f in info.siblings or [] if f.rfilename.endswith(".parquet"))
+        if not names:
+            raise LabError(f"The dataset {name} has no parquet files at {info.sha}. Try the revision refs/convert/parquet.")
+        files = [Path(hf_hub_download(name, f, repo_type="dataset", revision=info.sha)) for f in names]
+    except LabError:
+        raise
+    except Exception as error:
+        raise LabError(
+            f"The dataset {name} could not be fetched ({type(error).__name__}: {error}). Go online, check its name, or give local files."
+        ) from None
+    return Source(f"hf:{name}@{info.sha}", files, column)
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    """A text file in blocks, decoded as UTF-8."""
+    import codecs
+
+    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            yield _decoded(decoder, block, at, path, final=False)
+            at += len(block)
+        yield _decoded(decoder, b"", at, path, final=True)
+
+
+def _decoded(decoder: object, block: bytes, at: int, path: Path, final: bool) -> str:
+    pending = len(decoder.getstate()[0])  # type: ignore[attr-defined]
+    try:
+        return decoder.decode(block, final)  # type: ignore[attr-defined,no-any-return]
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise LabError(
+            f"{path} is not UTF-8: byte {at - pending + error.start:,} is 0x{byte:02x}. Convert the file (iconv -t utf-8), or leave it out."
+        ) from None
+
+
+def _jsonl(path: Path, column: str) -> Iterator[str]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line)[column]
+            except UnicodeDecodeError as error:
+                raise LabError(
+                    f"{path}, line {number}, is not UTF-8 at its byte {error.start}. Convert the file, or leave it out."
+                ) from None
+            except (ValueError, KeyError, TypeError):
+                raise LabError(
+                    f"{path}, line {number}, is not a JSON object with the text under {column!r}. Give its key as --column."
+                ) from None
+
+
+def _parquet(path: Path, column: str) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise LabError(f"{path} is not a parquet file ({error}).") from None
+    if column not in table.schema_arrow.names:
+        raise LabError(f"{path} has the columns {', '.join(table.schema_arrow.names)}, and none named {column!r}. Give one as --column.")
+    for batch in table.iter_batches(batch_size=256, columns=[column]):
+        yield from (text for text in batch.column(0).to_pylist() if text)

@@ -1,0 +1,64 @@
+"""Writing files so that they are there whole or not at all, and knowing whether they are still what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from normcontrol.lab.errors import LabError
+
+
+def sync(file: IO[Any]) -> None:
+    """On the disk, not in a buffer, when this returns."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """The same for the names in a folder: without this a rename may not outlive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a JSON file at once: a reader sees the old or the new, never a half."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        json.dump(content, file, indent=2)
+        file.write("\n")
+        sync(file)
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise LabError(f"{path} is not readable as JSON ({error}): restore it from a copy, or make it anew.") from None
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: IO[bytes]) -> str:
+    """For Python 3.10, which has no hashlib.file_digest."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def largest(tokens: Any) -> int:
+    """The largest id in a memory-mapped array, a block at a time."""
+    return max((int(np.max(tokens[i : i + (1 << 24)])) for i in range(0, len(tokens), 1 << 24)), default=0)

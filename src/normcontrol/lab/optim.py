@@ -1,0 +1,139 @@
+"""Optimizers by name, the learning rate at every step, and AdamC.
+
+Every optimizer gets nanoGPT's two groups: matrices, which are regularised, and the rest, which is left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normcontrol import AdamWN, NormControl, linear, lr_times
+from normcontrol.lab.config import Config, Optim
+from normcontrol.lab.errors import LabError, nearest
+from normcontrol.schedule import SCHEDULES
+
+DEFAULT_RATIO = 2.0
+"""The paper's best run, Figure 3."""
+
+# They need a closure, or sparse gradients: this loop has neither.
+UNFIT = {"LBFGS", "SparseAdam", "Optimizer"}
+TORCH: dict[str, type[Optimizer]] = {
+    name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
+}
+OURS = ("AdamWN", "AdamC")
+
+
+@dataclass(frozen=True)
+class lr_squared_times(lr_times):
+    """AdamC's rate (Defazio, 2025): ``k_t = factor * lr_t^2 / lr_max``, which holds the norm still as the learning rate falls."""
+
+    lr_max: float
+
+    def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
+        return self.factor * group["lr"] ** 2 / self.lr_max
+
+
+SCHEDULES["lr_squared_times"] = lr_squared_times  # so that checkpoints can name it
+
+
+def known_name(given: str) -> str:
+    """The optimizer's name as it is spelled.
+
+    >>> known_name("adamwn"), known_name("sgd")
+    ('AdamWN', 'SGD')
+    """
+    names = [*OURS, *sorted(TORCH)]
+    for name in names:
+        if name.lower() == given.lower():
+            return name
+    if given.lower() in {name.lower() for name in UNFIT}:
+        raise LabError(f"{given} needs a closure or sparse gradients, which this training loop does not have. Choose another optimizer.")
+    raise LabError(f"There is no optimizer {given!r}. {nearest(given, names)}")
+
+
+def ratio_schedule(o: Optim) -> float | linear:
+    """r_t of the unscaled initial norm: the paper's ramp, then constant."""
+    ratio = DEFAULT_RATIO if o.ratio is None else o.ratio
+    return linear(o.ratio_start, ratio, steps=o.ramp) if o.ramp else ratio
+
+
+def is_controlled(o: Optim) -> bool:
+    """Whether the norm is held at a ratio."""
+    return known_name(o.optimizer) == "AdamWN" or (o.ratio is not None and known_name(o.optimizer) != "AdamC")
+
+
+def target_at(o: Optim, step: int) -> float | None:
+    """The target ratio at a step, or None where the norm is not controlled."""
+    if not is_controlled(o):
+        return None
+    schedule = ratio_schedule(o)
+    return schedule(step) if isinstance(schedule, linear) else schedule
+
+
+def lr_at(config: Config, step: int) -> float:
+    """The learning rate of step 1, 2, ... steps: linear warm-up, then cosine or wsd.
+
+    >>> c = Config().with_(lr=1.0, warmup=10, steps=100)
+    >>> lr_at(c, 5), lr_at(c, 10), round(lr_at(c, 55), 3), round(lr_at(c, 100), 3)
+    (0.5, 1.0, 0.55, 0.1)
+    """
+    o, steps = config.optim, config.run.steps
+    if step < o.warmup:
+        return o.lr * step / o.warmup
+    if o.schedule == "wsd":
+        left = min((steps - step) / max(o.decay * steps, 1), 1.0)
+        return o.lr * (o.min_lr + (1 - o.min_lr) * left)
+    done = (step - o.warmup) / max(steps - o.warmup, 1)
+    return o.lr * (o.min_lr + (1 - o.min_lr) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def build(config: Config, model: nn.Module) -> list[Optimizer]:
+    """The optimizers of a run: one, or two where the first takes only hidden matrices (Muon)."""
+    o, name = config.optim, known_name(config.optim.optimizer)
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    if name == "Muon":
+        hidden = [(n, p) for n, p in named if n.startswith("h.") and p.dim() == 2]
+        rest = [(n, p) for n, p in named if not (n.startswith("h.") and p.dim() == 2)]
+        return [_one(config, "Muon", hidden), _one(config.with_(optimizer="AdamW", ratio=None), "AdamW", rest)]
+    try:
+        return [_one(config, name, named)]
+    except ValueError as error:
+        raise LabError(f"{o.optimizer} refuses these settings. {error}") from error
+
+
+def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
+    o = config.optim
+    groups: list[dict[str, Any]] = [
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2]},
+    ]
+    groups = [group for group in groups if group["params"]]
+    kind = TORCH["AdamW"] if name in OURS else TORCH[name]
+    takes = inspect.signature(kind).parameters
+    options: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "adjust_lr_fn": "match_rms_adamw"}
+    options = {key: value for key, value in options.items() if key in takes}
+    if "fused" in takes and not any(hasattr(p, "device_mesh") for _, p in named):
+        options["fused"] = True
+    # The model is scaled by init_scale before the optimizer sees it: a ratio to the unscaled norm is so much less of that one.
+    ratio = _divided(ratio_schedule(o), config.model.init_scale)
+    if name == "AdamWN":
+        return AdamWN(groups, ratio=ratio, rate=o.rate, scope=o.scope, **options)
+    decays = not is_controlled(o) and name != "AdamC"
+    for group in groups:
+        if "weight_decay" in takes:
+            group["weight_decay"] = o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
+    base = kind(groups, **options)
+    if name == "AdamC":
+        return NormControl(base, ratio=0.0, rate=lr_squared_times(o.weight_decay, o.lr), order="before")
+    return base if decays else NormControl(base, ratio=ratio, rate=o.rate, scope=o.scope)
+
+
+def _divided(ratio: float | linear, scale: float) -> float | linear:
+    return linear(ratio.start / scale, ratio.end / scale, ratio.steps) if isinstance(ratio, linear) else ratio / scale

@@ -1,0 +1,42 @@
+"""What the laboratory's tests share: a small corpus, prepared once, and a run of a second."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from normcontrol.lab.config import Config, Data, Model, Optim, Run
+from normcontrol.lab.corpus import source
+from normcontrol.lab.prepare import prepare
+
+# Tests run side by side on few cores: threads that wait for each other would only be in the way.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
+
+
+def document(number: int) -> str:
+    """Lines with something to learn in them."""
+    return "".join(f"the square of {i} is {i * i}, and its cube {i**3}\n" for i in range(20 * number, 20 * number + 20))
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 documents of a kilobyte, four of them to validate on, in bytes."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "squares.jsonl").write_text("".join(json.dumps({"text": document(i)}) + "\n" for i in range(200)))
+    return prepare(source(str(folder / "squares.jsonl")), folder / "data", "bytes", val_fraction=0.02)
+
+
+@pytest.fixture
+def config(corpus: Path) -> Config:
+    """A run of twelve steps."""
+    return Config(
+        Model(layers=1, heads=2, width=32, context=32),
+        Data(data=str(corpus), tokens_per_step=256, micro_batch=8),
+        Optim(optimizer="AdamW", lr=1e-2, warmup=2, ramp=3, rate=0.1),
+        Run(steps=12, log_every=1, eval_every=6, checkpoint_every=4, device="cpu"),
+    )

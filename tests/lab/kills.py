@@ -1,0 +1,79 @@
+"""Kill a run with SIGKILL at random moments, resume it each time, and compare it with an undisturbed one, bit by bit.
+
+``python tests/lab/kills.py 20`` does so twenty times over one run; the tests do it a few times.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from normcontrol.lab import checkpoint
+from normcontrol.lab.config import Config
+from normcontrol.lab.folder import CONFIG
+from normcontrol.lab.train import train
+
+
+def start(config: Config, out: Path) -> subprocess.Popen:
+    """Begin or go on with a run, in a process of its own."""
+    if not (out / CONFIG).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        config.save(out / CONFIG)
+    command = [sys.executable, "-m", "normcontrol.lab", "train", "--resume", str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def progress(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.stat().st_size if path.exists() else 0
+
+
+def killed_and_resumed(config: Config, out: Path, kills: int, seed: int = 0) -> None:
+    """Each kill comes at a random moment after the process has begun to work."""
+    chance = random.Random(seed)
+    for number in range(kills):
+        process, before = start(config, out), progress(out)
+        deadline = time.monotonic() + 60
+        while progress(out) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.5))
+        process.kill()
+        process.communicate()
+        print(f"kill {number + 1}: at {progress(out)} bytes of metrics", flush=True)
+    process = start(config, out)
+    output, _ = process.communicate(timeout=300)
+    if process.returncode:
+        raise RuntimeError(output)
+
+
+def differences(one: Path, two: Path) -> list[str]:
+    """What is not equal in two runs' final weights, optimizer states and metrics."""
+    first, second = (checkpoint.load(checkpoint.latest(out / "checkpoints")) for out in (one, two))
+    found = [name for name, weight in first["model"].items() if not torch.equal(weight, second["model"][name])]
+    for own, other in zip(first["optimizers"], second["optimizers"], strict=True):
+        for index, state in own["state"].items():
+            found += [f"state {index} {key}" for key, value in state.items() if not torch.equal(value, other["state"][index][key])]
+    if (one / "metrics.jsonl").read_bytes() != (two / "metrics.jsonl").read_bytes():
+        found.append("metrics")
+    return found
+
+
+def main(kills: int) -> None:
+    tiny = Config().with_(layers=2, heads=2, width=64, context=64, tokens_per_step=1024, optimizer="AdamWN", warmup=10, ramp=20)
+    config = tiny.with_(steps=100 * kills, log_every=1, eval_every=50, checkpoint_every=10, device="cpu", tokenizer="bytes")
+    with tempfile.TemporaryDirectory() as folder:
+        train(config, Path(folder) / "whole")
+        killed_and_resumed(config, Path(folder) / "killed", kills)
+        found = differences(Path(folder) / "whole", Path(folder) / "killed")
+    print(f"{kills} kills, {config.run.steps} steps: {'bit-equal' if not found else 'DIFFERENT in ' + ', '.join(found)}")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)

@@ -1,0 +1,59 @@
+"""Two processes compute what one does, and each number of processes can go on with another's run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from normcontrol.lab import checkpoint, metrics
+from normcontrol.lab.cli import main
+from normcontrol.lab.folder import CONFIG
+from normcontrol.lab.train import train
+
+
+def torchrun(out, processes: int = 2, *flags: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["-m", "normcontrol.lab", "train", "--resume", str(out), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def losses(out):
+    return [line.get("loss", line.get("val_loss")) for line in metrics.read(out)]
+
+
+def begun(config, out):
+    out.mkdir()
+    config.save(out / CONFIG)
+    return out
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_reproduce_one_and_one_goes_on_with_two(config, tmp_path, parallel):
+    config = config.with_(optimizer="AdamWN", micro_batch=2)
+    assert train(config, tmp_path / "one")
+    two = begun(config.with_(parallel=parallel), tmp_path / "two")
+    torchrun(two)
+    assert losses(two) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+    # Take the last checkpoint away, and let a single process finish what two began.
+    checkpoint.latest(two / "checkpoints").unlink()
+    assert train(config, two, resume=True)
+    assert losses(two) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+
+
+def test_two_processes_go_on_with_what_one_began(config, tmp_path):
+    config = config.with_(optimizer="AdamWN")
+    assert train(config, tmp_path / "one")
+    before = losses(tmp_path / "one")
+    checkpoint.latest(tmp_path / "one" / "checkpoints").unlink()
+    torchrun(tmp_path / "one")
+    assert losses(tmp_path / "one") == pytest.approx(before, abs=1e-5)
+
+
+def test_processes_without_a_common_folder_are_refused(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    assert main(["train"]) == 1
+    assert "each would choose a folder of its own: give one as --out" in capsys.readouterr().err
