@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from normcontrol.control import NormControl
+from normcontrol.folded import FoldedWeights, fold, folding
 from normcontrol.fused import Plan, Unfit, unfuse, why_not
 from normcontrol.policy import marks_of_decay
 from normcontrol.schedule import Value
@@ -121,8 +122,12 @@ class AdamWN(NormControl):
         self._plan = None
 
     def _hand_over(self) -> None:
+        """Leave in the groups what the next step needs, for a checkpoint or another plan."""
         if self.__dict__.get("_plan") is not None:
             self._plan.hand_over()  # type: ignore[union-attr]
+        for s in self._sets:
+            if isinstance(s.weights, FoldedWeights):
+                s.settings["pending"] = s.weights.pending()
 
     @torch.compiler.disable
     def state_dict(self) -> dict[str, Any]:
@@ -139,6 +144,9 @@ class AdamWN(NormControl):
 
     def _get_ready(self) -> None:
         """Have a plan that describes this step's tensors, or none and the reason why."""
+        if not self._kernels and self.defaults["fused"] and not torch.compiler.is_compiling():
+            for s in self._sets:
+                fold(s)
         if not self._kernels or (self._plan is not None and not torch.compiler.is_compiling() and self._plan.fits()):
             return
         try:
@@ -160,7 +168,8 @@ class AdamWN(NormControl):
             if factor is not None:
                 grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
                 torch._foreach_mul_([local(g) for g in grads], factor.float())
-            return super()._inner_step(closure)
+            with folding(self.optimizer, self._sets, getattr(self, "found_inf", None)):
+                return super()._inner_step(closure)
         if grad_scale is not None:
             factor = grad_scale.reciprocal() if factor is None else factor / grad_scale
         self._plan.step(self._step, factor, getattr(self, "found_inf", None))
