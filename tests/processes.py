@@ -20,17 +20,14 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "normcontrol"]
-)
+_context.set_forkserver_preload([f"torch.distributed.{part}" for part in ("fsdp", "tensor.parallel", "checkpoint", "optim")])
 
 
-def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 60, died: tuple[int, ...] = ()) -> list[Any]:
+def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 60, died: tuple[int, ...] = (), **environ: str) -> list[Any]:
     """``function(*args)`` on every rank; the results by rank. A rank that fails fails the caller, unless it is to die."""
     with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            _context.Process(target=_rank, args=(function, rank, ranks, folder, timeout, args), daemon=True) for rank in range(ranks)
-        ]
+        each = [(pickle.dumps((function, args)), rank, ranks, folder, timeout, environ) for rank in range(ranks)]
+        processes = [_context.Process(target=_rank, args=given, daemon=True) for given in each]
         for process in processes:
             process.start()
         for process in processes:
@@ -56,9 +53,10 @@ def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 6
         return results
 
 
-def _rank(function: Callable[..., Any], rank: int, ranks: int, folder: str, timeout: float, args: tuple[Any, ...]) -> None:
+def _rank(work: bytes, rank: int, ranks: int, folder: str, timeout: float, environ: dict[str, str]) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), **environ)
+    function, args = pickle.loads(work)  # imports what it needs only now, when the environment is as it should be
     store = dist.FileStore(str(Path(folder, "store")), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
     result = error = None

@@ -51,3 +51,16 @@ ONE, OTHER = list(zip(SCOPES, ORDERS * 3, strict=True)), list(zip(SCOPES, ORDERS
 )
 def test_weights_after_20_steps_are_those_of_one_process(layout, ranks, cases):
     run(compare, ranks, layout, {case: on_one_process(*case) for case in cases})
+
+
+def on_kernels(expected: dict[tuple[Any, str], tuple[list[Tensor], dict[str, Tensor]]]) -> None:
+    compare("fsdp", expected)
+    model = Model()
+    shard("fsdp", model)
+    assert optimizer(model, "global", "after").implementation == "Triton kernels"
+
+
+def test_the_kernels_do_the_same_with_pieces_under_the_interpreter():
+    pytest.importorskip("triton")
+    expected = {case: on_one_process(*case) for case in [("global", "after"), ("tensor", "before")]}
+    run(on_kernels, 2, expected, TRITON_INTERPRET="1")

@@ -15,8 +15,7 @@ from normcontrol.folded import FoldedWeights, fold, folding
 from normcontrol.fused import Plan, Unfit, unfuse, why_not
 from normcontrol.policy import marks_of_decay
 from normcontrol.schedule import Value
-from normcontrol.scope import SCOPES, join
-from normcontrol.sharding import is_mixed, local, whole_norms
+from normcontrol.sharding import Gradients, is_mixed, local
 
 
 class AdamWN(NormControl):
@@ -119,6 +118,7 @@ class AdamWN(NormControl):
     def _build(self) -> None:
         self._hand_over()
         super()._build()
+        self._gradients = Gradients(self._spread)
         self._plan = None
 
     def _hand_over(self) -> None:
@@ -178,11 +178,10 @@ class AdamWN(NormControl):
     @torch.no_grad()
     def _clip(self, to: float, grad_scale: Tensor | None) -> Tensor:
         """The factor that clips the gradients, as ``clip_grad_norm_`` computes it; GradScaler's scale is not theirs."""
-        if self._plan is not None and not any(s.shards for s in self._sets):
+        if self._plan is not None and not self._spread.is_shared:
             norm = self._plan.grad_norm()
         else:
-            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            norm = join(whole_norms(grads, SCOPES["global"], self._spread()), SCOPES["global"])
+            norm = self._gradients.norm([p for group in self.param_groups for p in group["params"] if p.grad is not None])
         self.grad_norm = norm if grad_scale is None else norm / grad_scale
         return (to / (self.grad_norm + 1e-6)).clamp(max=1.0)
 

@@ -42,6 +42,6 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
             raise ValueError(f"The optimizer controls {missing[0]}, which is not a parameter of the given model. Give the model it trains.")
         target = optimizer._reading(s).target
         twins = [twin[p] for p in s.params]
-        shards = None if s.shards is None else shards_of(twins, s.scope, optimizer._spread(), s.shards.shares)
+        shards = None if s.shards is None else shards_of(twins, s.scope, optimizer._spread, s.shards.shares)
         measure_together([shards])
         control_(shards or Weights(twins, s.scope), "projection", 1.0, target, 1.0, optimizer._step)

@@ -17,11 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from normcontrol.law import LAWS
+from normcontrol.layouts import check_recognised
 from normcontrol.schedule import Schedule, Value, custom, lr_times, to_plain, trace
 from normcontrol.scope import Weights, check_axes, join, parse_scope
 from normcontrol.sets import Reading, WeightSet, members_of, weight_sets
 from normcontrol.settings import Group, adapted, check_decay, check_group, check_references, complete, restored
-from normcontrol.sharding import Spread, all_agree, check_recognised, local, measure_together, whole_norms
+from normcontrol.sharding import Spread, all_agree, local, measure_together, whole_norms
 
 LOST = "lost"
 """What pickling and copying leave of a process group."""
@@ -155,6 +156,7 @@ class NormControl(Optimizer):
         super().__setstate__(state)
         if "_sets" not in state:  # a copy, or fresh from a pickle
             self._sets: list[WeightSet] = []
+            self._spread = Spread(())
             if self._norm_group != LOST:
                 self._build()
 
@@ -380,7 +382,7 @@ class NormControl(Optimizer):
         self._capture(group, names, params)
 
     def _capture(self, group: Group, names: list[str], params: list[Tensor]) -> None:
-        scope, spread = parse_scope(group["scope"]), self._spread()
+        scope, spread = parse_scope(group["scope"]), self._look_around()
         check_recognised(names, params, scope, spread, was=group.get("norm0"))
         if spread.told is not None and scope.joint:  # its norm is one number, from which a frozen tensor's could not be taken out
             params = [p for p in params if p.requires_grad]
@@ -388,13 +390,14 @@ class NormControl(Optimizer):
             group["norm0"] = whole_norms(params, scope, spread)
         check_references(group, names, params)
 
-    def _spread(self) -> Spread:
+    def _look_around(self) -> Spread:
         return Spread((p for group in self.param_groups for p in group["params"]), self._norm_group)
 
     @torch.compiler.disable
     def _build(self) -> None:
         """Sort the controlled weights into the sets that share settings."""
-        self._sets = weight_sets(self.param_groups, self._spread())
+        self._spread = self._look_around()
+        self._sets = weight_sets(self.param_groups, self._spread)
         self._step = self.param_groups[0]["control_step"]
         self._trainable = [p.requires_grad for g in self.param_groups for p in g["params"]]
         for s in self._sets:
@@ -442,4 +445,4 @@ class NormControl(Optimizer):
         params = [p for group in self.param_groups for p in group["params"]]
         grads = [local(p.grad) for p in params if p.grad is not None]
         still = bool(grads or not params) and not any(bool(g.any()) for g in grads)
-        return all_agree(still, self._spread())
+        return all_agree(still, self._spread)

@@ -182,7 +182,7 @@ class Plan:
         self._take_over()
         for s in sets:
             unfuse(s)
-            if s.scope.axes is None and all(p in planned for p in s.params):
+            if s.scope.axes is None and s.params and all(p in planned for p in s.params):
                 mine = [b for b in self.buckets if any(b.group is g for g in s.groups) and b.controlled]
                 first = slots[s.params[0]]
                 for b in mine:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from normcontrol.layouts import check_recognised
 from normcontrol.policy import is_controlled, marks_of_decay
 from normcontrol.schedule import linear, trace
 from normcontrol.scope import SCOPES, join
-from normcontrol.sharding import Spread, check_recognised, whole_norms
+from normcontrol.sharding import Spread, whole_norms
 
 
 class NormTrace:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from normcontrol.rounding import DROPPED_BITS
-from normcontrol.scope import Scope, Weights, measure
+from normcontrol.scope import SCOPES, Scope, Weights, join, measure
 
 
 class Ranks(NamedTuple):
@@ -67,6 +67,11 @@ class Spread:
             if len(ranks) > 1 and not any(ranks <= other.ranks for other in self.together):
                 self.together.append(Ranks(_process_group(mesh, dims, ranks), ranks))
         self.told = None if norm_group is None else self._check_told(norm_group)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other ranks to add anything up with."""
+        return self.told is not None or bool(self.together)
 
     def of(self, param: Any) -> tuple[Ranks, bool]:
         """The ranks that add up this tensor's norms, and whether the copy this rank has a piece of is the one to count."""
@@ -242,6 +247,31 @@ def whole_norms(params: Sequence[Tensor], scope: Scope, spread: Spread) -> Tenso
     return shards.whole(shards.parts)
 
 
+class Gradients:
+    """The joint norm of the gradients of parameters; how they lie is found out once, for as long as the same ones have any."""
+
+    def __init__(self, spread: Spread) -> None:
+        self.spread = spread
+        self._known: list[int] | None = None
+        self._shards: Shards | None = None
+
+    def norm(self, params: list[Any]) -> Tensor:
+        scope = SCOPES["global"]
+        if self._known != (ids := [id(p) for p in params]):
+            self._known, self._shards = ids, shards_of(params, scope, self.spread, [len(params)])
+        grads = [p.grad for p in params]
+        if self._shards is None:
+            return join(measure(grads, scope), scope)
+        # The gradient of a replicated parameter may still be a sum to be made over the ranks.
+        whole = [
+            g.redistribute(p.device_mesh, p.placements) if is_dtensor(g) and g.placements != p.placements else g
+            for p, g in zip(params, grads, strict=True)
+        ]
+        self._shards.params = whole
+        measure_together([self._shards])
+        return join(self._shards.parts, scope)
+
+
 def add_up(values: Tensor, ranks: Ranks) -> Tensor:
     """The sums over the ranks; ``values`` is used up. On an accelerator nothing waits for them."""
     devices = [device.type for device in ranks.group._device_types]
@@ -352,51 +382,3 @@ def _places_to_round(param: Any) -> list[Tensor] | None:
         return None
     strides = [math.prod(param.shape[d + 1 :]) for d in range(param.dim())]
     return [(x * stride).to(local(param).device, torch.int32) for x, stride in zip(places, strides, strict=True)]
-
-
-def check_recognised(names: Sequence[str], params: Sequence[Tensor], scope: Scope, spread: Spread, was: Tensor | None = None) -> None:
-    """Refuse weights that can be seen to be pieces whose norm would be taken for the norm of the whole.
-
-    ``was`` are the reference norms that were captured before, of which there is one a part.
-    """
-    alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
-    if alone:
-        return
-    how = "Give the process group that shares the norm, norm_group=dist.group.WORLD for one"
-    if spread.told is None:
-        for mark, kind in PIECES.items():
-            piece = next((name for name, p in zip(names, params, strict=True) if getattr(p, mark, False)), None)
-            if piece is not None:
-                raise ValueError(f"{piece} is this rank's piece of {kind}, and its norm is not that of the whole. {how}.")
-        if _inside_zero_redundancy():
-            raise ValueError(
-                f"ZeroRedundancyOptimizer gives each rank's optimizer some of the tensors only, and their norm is not that of all. {how}, "
-                "or put NormControl around the ZeroRedundancyOptimizer."
-            )
-        if was is not None and len(was) != sum(scope.sizes(params)) and not any(map(is_dtensor, params)):
-            raise ValueError(
-                f"The optimizer was constructed with {len(was)} norms to hold in a group, and now finds {sum(scope.sizes(params))}: its "
-                f"tensors were replaced, as ZeRO replaces them by this rank's pieces. {how}; with flat pieces, also controlled=True."
-            )
-    elif not scope.joint:
-        flat = next((name for name, p in zip(names, params, strict=True) if p.dim() < 2 or getattr(p, "_fsdp_flattened", False)), None)
-        if flat is not None:
-            raise ValueError(
-                f"scope={scope.name!r} needs whole tensors, but under norm_group {flat} is flat, as the pieces of FSDP1 and ZeRO are, in "
-                "which tensors and rows cannot be told apart. Use scope='global' or 'group', or FSDP2, whose DTensors know what they are."
-            )
-
-
-PIECES = {"_fsdp_flattened": "FSDP1's flat parameters", "tensor_model_parallel": "a tensor that Megatron splits"}
-"""What layouts with plain tensors mark their pieces with."""
-
-
-def _inside_zero_redundancy() -> bool:
-    """Whether ZeroRedundancyOptimizer is constructing this: it leaves no other trace that a rank's tensors are not all."""
-    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    frame: Any = sys._getframe() if module is not None else None
-    while frame is not None:
-        if isinstance(frame.f_locals.get("self"), module.ZeroRedundancyOptimizer):  # type: ignore[union-attr]
-            return True
-        frame = frame.f_back
-    return False
