@@ -324,6 +324,19 @@ def test_what_the_kernels_cannot_do_goes_to_torch_and_is_said():
 
 @here
 @pytest.mark.parametrize("order", ["after", "before"])
+def test_norms_tell_what_torchs_own_implementation_tells(order):
+    settings = {"order": order, "ratio": 1.5, "rate": 0.1}
+    one, other = tensors(), tensors()
+    ours = kernels(one, **settings)
+    torchs = AdamWN(everything(other), LR, BETAS, fused=False, **settings)
+    for opt, params in ((ours, one), (torchs, other)):
+        run(opt, params, range(1, 4))
+    for a, b in zip(ours.norms()["global"], torchs.norms()["global"], strict=True):
+        assert a.item() == pytest.approx(b.item(), rel=1e-5)
+
+
+@here
+@pytest.mark.parametrize("order", ["after", "before"])
 def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
     import torch.distributed as dist
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh

@@ -339,7 +339,8 @@ class FusedWeights(Weights):
     def measure(self) -> Tensor:
         if not self.plan.holds():
             self.plan.measure()
-        return self.plan.norms[self.mine]
+        norms = self.plan.norms[self.mine]
+        return norms.clone() if self.before else norms  # the Adam pass that follows will write over them, and norms() still tell of these
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
         if self.before:  # the Adam pass that follows will multiply
