@@ -44,7 +44,7 @@ import resource
 from pathlib import Path
 from normcontrol.lab import corpus
 from normcontrol.lab.prepare import prepare
-prepare(corpus.source({str(folder)!r}), Path({str(out)!r}), "gpt2")
+prepare(corpus.source({str(folder)!r}), Path({str(out)!r}), "gpt2", val_fraction=0.02)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
@@ -66,7 +66,7 @@ def main() -> None:
             bpe.encode_ordinary_batch(texts, num_threads=cores)
             theirs = time.perf_counter() - start
             start = time.perf_counter()
-            prepare(corpus.source(str(small)), folder / f"out-{i}", "gpt2")
+            prepare(corpus.source(str(small)), folder / f"out-{i}", "gpt2", val_fraction=0.02)
             ours = time.perf_counter() - start
             ratios.append(theirs / ours)
             speeds = f"tiktoken {size / theirs:.1f} MB/s, prepare (with reading and writing) {size / ours:.1f} MB/s"

@@ -34,20 +34,19 @@ def progress(out: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def killed_and_resumed(config: Config, out: Path, kills: int, seed: int = 0) -> None:
-    """Each kill comes at a random moment after the process has begun to work."""
+def killed_and_resumed(config: Config, out: Path, kills: int, size: int, seed: int = 0) -> None:
+    """Kill at random moments, all over the run: ``size`` is how many bytes of metrics an undisturbed one writes."""
     chance = random.Random(seed)
-    for number in range(kills):
-        process, before = start(config, out), progress(out)
-        deadline = time.monotonic() + 60
-        while progress(out) == before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.5))
+    for number, moment in enumerate(sorted(chance.uniform(0, size) for _ in range(kills)), 1):
+        process = start(config, out)
+        while progress(out) <= moment and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.05))
         process.kill()
         process.communicate()
-        print(f"kill {number + 1}: at {progress(out)} bytes of metrics", flush=True)
+        print(f"kill {number}: at {progress(out) / size:.0%} of the metrics", flush=True)
     process = start(config, out)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     if process.returncode:
         raise RuntimeError(output)
 
@@ -66,10 +65,10 @@ def differences(one: Path, two: Path) -> list[str]:
 
 def main(kills: int) -> None:
     tiny = Config().with_(layers=2, heads=2, width=64, context=64, tokens_per_step=1024, optimizer="AdamWN", warmup=10, ramp=20)
-    config = tiny.with_(steps=100 * kills, log_every=1, eval_every=50, checkpoint_every=10, device="cpu", tokenizer="bytes")
+    config = tiny.with_(steps=50 * kills, log_every=1, eval_every=50, checkpoint_every=10, device="cpu", tokenizer="bytes")
     with tempfile.TemporaryDirectory() as folder:
         train(config, Path(folder) / "whole")
-        killed_and_resumed(config, Path(folder) / "killed", kills)
+        killed_and_resumed(config, Path(folder) / "killed", kills, progress(Path(folder) / "whole"))
         found = differences(Path(folder) / "whole", Path(folder) / "killed")
     print(f"{kills} kills, {config.run.steps} steps: {'bit-equal' if not found else 'DIFFERENT in ' + ', '.join(found)}")
     sys.exit(bool(found))

@@ -212,3 +212,16 @@ def test_wandb_that_is_not_installed_is_said(config, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     with pytest.raises(LabError, match="wandb is not installed"):
         train.train(config.with_(wandb="project"), tmp_path / "run")
+
+
+def test_validation_is_the_mean_over_every_window_whatever_the_batch():
+    import numpy as np
+
+    config = Config().with_(layers=1, heads=1, width=16, context=8).model
+    model = GPT(config, vocab=64)
+    model.initialise(0)
+    windows = [np.random.default_rng(i).integers(0, 64, 9) for i in range(7)]
+    alone = [float(model(torch.tensor(w[None, :-1]), torch.tensor(w[None, 1:])).detach()) for w in windows]
+    for micro in (1, 3, 7, 16):
+        seen = train.evaluate(model, windows, micro, train.World(), torch.device("cpu"), torch.autocast("cpu", enabled=False))
+        assert seen == pytest.approx(sum(alone) / 7, abs=1e-6)

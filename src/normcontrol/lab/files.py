@@ -59,6 +59,10 @@ def _digest(file: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def largest(tokens: Any) -> int:
-    """The largest id in a memory-mapped array, a block at a time."""
-    return max((int(np.max(tokens[i : i + (1 << 24)])) for i in range(0, len(tokens), 1 << 24)), default=0)
+def largest(path: Path, dtype: Any) -> int:
+    """The largest id in a file of them, read a block at a time."""
+    highest = 0
+    with path.open("rb") as file:
+        while len(block := np.fromfile(file, dtype, count=1 << 22)):
+            highest = max(highest, int(block.max()))
+    return highest

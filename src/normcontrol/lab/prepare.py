@@ -21,7 +21,7 @@ import numpy as np
 from normcontrol.lab import tokenizer as tokenizers
 from normcontrol.lab.corpus import Piece, Source
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import read_json, sha256, sync, sync_folder, write_json
+from normcontrol.lab.files import largest, read_json, sha256, sync, sync_folder, write_json
 from normcontrol.lab.tokenizer import Ids, Tokenizer
 
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
@@ -80,15 +80,9 @@ class Shards:
         if not self.tokens:
             return
         self.flush()
-        content = np.memmap(self.part, self.dtype, "r")
         path = self.part.with_suffix("")
-        entry = {
-            "file": path.name,
-            "tokens": self.tokens,
-            "sha256": sha256(self.part),
-            "max": int(content.max()),
-        }
-        del content
+        highest = largest(self.part, self.dtype)
+        entry = {"file": path.name, "tokens": self.tokens, "sha256": sha256(self.part), "max": highest}
         self.part.replace(path)
         sync_folder(self.folder)
         self.done.append(entry)

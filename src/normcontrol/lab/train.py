@@ -28,6 +28,9 @@ from normcontrol.lab.model import GPT
 from normcontrol.lab.parallel import World
 from normcontrol.scope import SCOPES, join, measure
 
+IGNORED = -100
+"""The target that torch's cross-entropy leaves out of its mean."""
+
 PATIENCE = 5
 """Steps in a row with a loss or gradient that is not finite, after which a run stops."""
 
@@ -113,7 +116,7 @@ def _train(
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-    compiled: Any = torch.compile(model) if config.run.compile and device.type == "cuda" else model
+    compiled: Any = torch.compile(model, dynamic=False) if config.run.compile and device.type == "cuda" else model
     network = parallel.replicate(compiled, world, config.run.parallel, device)
     flops, peak = model.flops_per_token(), peak_flops(device)
 
@@ -208,11 +211,15 @@ def evaluate(network: nn.Module, windows: list[data.Tokens], micro: int, world: 
     network.eval()
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for start in range(0, len(windows), micro * world.size):
-        # Every process computes in every round, with no rows of its own to count if need be: sharded models gather in step.
+        # Every process computes in every round, if need be with no rows that count: sharded models gather in step. Every batch
+        # is full, the last one with rows whose targets are ignored: another shape would be compiled anew.
         mine = windows[start + world.rank * micro : start + (world.rank + 1) * micro]
-        tokens = data.stack(mine or windows[:1]).to(device)
+        rows = mine or windows[:1]
+        tokens = data.stack(rows + rows[:1] * (micro - len(rows))).to(device)
+        targets = tokens[:, 1:].clone()
+        targets[len(rows) :] = IGNORED
         with autocast:
-            loss = network(tokens[:, :-1], tokens[:, 1:])
+            loss = network(tokens[:, :-1], targets)
         total += torch.stack([loss.double() * len(mine), torch.tensor(len(mine), dtype=torch.float64, device=device)])
     network.train()
     parallel.settle(network)
