@@ -28,6 +28,7 @@ class FoldedWeights(Weights):
         kept: list[float] = pending.tolist() if isinstance(pending, Tensor) and pending.shape == (3,) else [1.0, 1.0, 1.0]
         self.debt, self.last, self.guess = kept
         self.factor = 1.0  # what this step was made with
+        self.skipped = False  # whether it was an overflow, and not made at all
 
     def measure(self) -> Tensor:
         """The norms before the multiplication."""
@@ -35,6 +36,8 @@ class FoldedWeights(Weights):
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
         """Owe what the guess missed to the next step, or multiply by it now if it is more than a rounding error."""
+        if self.skipped:
+            return
         asked = scale.item()
         owed = asked * self.debt / self.factor
         if abs(owed - 1) > TOLERANCE:
@@ -65,9 +68,9 @@ def folding(optimizer: Any, sets: list[WeightSet], found_inf: Tensor | None) -> 
     factors: dict[Tensor, float] = {}
     for s in sets:
         if isinstance(s.weights, FoldedWeights):
-            numbers = all(not isinstance(g["lr"], Tensor) and g["lr"] > 0 for g in s.groups)
-            every = numbers and found_inf is None and all(p.grad is not None for p in s.params)
-            s.weights.factor = s.weights.guess if every else 1.0
+            s.weights.skipped = found_inf is not None and bool(found_inf.item())
+            moves = not s.weights.skipped and all(float(g["lr"]) > 0 for g in s.groups)
+            s.weights.factor = s.weights.guess if moves and all(p.grad is not None for p in s.params) else 1.0
             factors.update(dict.fromkeys(s.params, s.weights.factor))
     if all(f == 1.0 for f in factors.values()):
         yield
@@ -76,7 +79,7 @@ def folding(optimizer: Any, sets: list[WeightSet], found_inf: Tensor | None) -> 
     for group in groups:
         chosen = [p for p in group["params"] if p in factors]
         if chosen:
-            lr = group["lr"] * factors[chosen[0]]
+            lr = float(group["lr"]) * factors[chosen[0]]
             split.append({**group, "params": chosen, "lr": lr, "weight_decay": (1 - factors[chosen[0]]) / lr})
         split.append({**group, "params": [p for p in group["params"] if p not in factors]})
     optimizer.param_groups = split
