@@ -1,0 +1,123 @@
+"""A small GPT, sharded over the processes it is started on: the same script gives the same weights on 1, 2 and 4 of them.
+
+    torchrun --nproc-per-node 4 examples/sharded_gpt.py      # on CPUs over gloo, or on as many GPUs over NCCL
+    python examples/sharded_gpt.py                           # on one process: the same last line
+
+With ``--checkpoint FOLDER`` it saves to that folder every ten steps and goes on from the last save it finds there, on as
+many processes as you like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sysconfig
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+
+from normcontrol import AdamWN, linear
+
+CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 32, 64, 4, 2, 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, dim=-1))
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(128, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 128, bias=False)
+        self.head.weight = self.words.weight  # tied: it counts once
+        for p in self.parameters():
+            if p.dim() > 1:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.words(text) + self.places.weight
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def batch(text: Tensor, step: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
+    """This process's part of the batch of a step, which is a function of the step alone."""
+    starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=torch.Generator().manual_seed(step)).chunk(ranks)[rank]
+    pieces = torch.stack([text[s : s + CONTEXT + 1] for s in starts])
+    return pieces[:, :-1], pieces[:, 1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--checkpoint", type=Path)
+    args = parser.parse_args()
+
+    spread = "RANK" in os.environ  # under torchrun
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local_rank) if torch.cuda.device_count() > local_rank else torch.device("cpu")
+    if spread:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
+
+    source = Path(sysconfig.get_paths()["stdlib"], "argparse.py").read_bytes()  # real text that every machine with Python has
+    text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long().clamp(max=127)
+    torch.manual_seed(0)  # every process begins with the same weights, and then keeps its part of them
+    model = GPT().to(device)
+    if spread:
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    opt = AdamWN(model.parameters(), lr=3e-3, ratio=linear(1, 2, steps=20), rate=0.1)  # after fully_shard; nothing else to say
+
+    start = 0
+    if args.checkpoint:
+        saved = sorted(int(path.name) for path in args.checkpoint.glob("*") if (path / ".metadata").exists())
+        if saved:
+            start = saved[-1]
+            weights, state = get_state_dict(model, opt)
+            dcp.load({"model": weights, "opt": state}, checkpoint_id=args.checkpoint / str(start))
+            set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=state)
+
+    for step in range(start, args.steps):
+        x, y = (t.to(device) for t in batch(text, step, rank, ranks))
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        opt.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()
+        if args.checkpoint and (step + 1) % 10 == 0:
+            weights, state = get_state_dict(model, opt)
+            dcp.save({"model": weights, "opt": state}, checkpoint_id=args.checkpoint / str(step + 1))
+        if (step + 1) % 10 == 0:
+            mean = loss.detach() / ranks
+            if spread:
+                dist.all_reduce(mean)
+            reading = opt.norms()["global"]  # the norm of all weights, on every process
+            if rank == 0:
+                norm, ratio = reading.norm.item(), reading.ratio.item()
+                print(f"step {step + 1:3}  loss {mean.item():.4f}  norm {norm:.4f}  ratio {ratio:.4f}", flush=True)
+    if spread:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
