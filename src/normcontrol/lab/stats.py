@@ -35,8 +35,8 @@ class Difference:
 def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Differences of runs that share seeds.
 
-    >>> paired([1.0, 2.0, 3.0], [1.5, 2.5, 3.2])     # mean -0.4, standard deviation 0.173, t = 4.303
-    Difference(n=3, mean=-0.4, half=0.430...)
+    >>> print(paired([1.0, 2.0, 3.0], [1.5, 2.5, 3.2]))     # mean -0.4, standard deviation 0.173, t = 4.303
+    -0.4000 ± 0.4303
     >>> paired([1.0], [1.5])
     Difference(n=1, mean=-0.5, half=None)
     """
