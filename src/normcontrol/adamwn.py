@@ -126,7 +126,7 @@ class AdamWN(NormControl):
         if self.__dict__.get("_plan") is not None:
             self._plan.hand_over()  # type: ignore[union-attr]
         for s in self._sets:
-            if isinstance(s.weights, FoldedWeights):
+            if isinstance(s.weights, FoldedWeights) and (s.weights.owes() or "pending" in s.settings):
                 s.settings["pending"] = s.weights.pending()
 
     @torch.compiler.disable

@@ -48,6 +48,10 @@ class FoldedWeights(Weights):
         self.debt, self.last = owed, asked
         self.guess = torch.tensor((guess if 0.5 < guess < 2 else 1.0) * owed, dtype=torch.float32).item()
 
+    def owes(self) -> bool:
+        """Whether the next step differs from a first one."""
+        return (self.debt, self.last, self.guess) != (1.0, 1.0, 1.0)
+
     def pending(self) -> Tensor:
         """What the next step needs, for a checkpoint."""
         return torch.tensor([self.debt, self.last, self.guess], dtype=torch.float64)
