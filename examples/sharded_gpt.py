@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
@@ -72,10 +73,12 @@ def main() -> None:
     args = parser.parse_args()
 
     spread = "RANK" in os.environ  # under torchrun
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local_rank) if torch.cuda.device_count() > local_rank else torch.device("cpu")
+    enough = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if enough else torch.device("cpu")
+    if enough:
+        torch.cuda.set_device(device)
     if spread:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if enough else "gloo")
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
 
     source = Path(sysconfig.get_paths()["stdlib"], "argparse.py").read_bytes()  # real text that every machine with Python has
@@ -83,9 +86,10 @@ def main() -> None:
     torch.manual_seed(0)  # every process begins with the same weights, and then keeps its part of them
     model = GPT().to(device)
     if spread:
+        mesh = init_device_mesh(device.type, (ranks,))
         for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     opt = AdamWN(model.parameters(), lr=3e-3, ratio=linear(1, 2, steps=20), rate=0.1)  # after fully_shard; nothing else to say
 
     start = 0

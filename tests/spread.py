@@ -86,11 +86,12 @@ def optimizer(model: nn.Module, scope: Any, order: str, **settings: Any) -> Adam
 def shard(layout: str, model: nn.Module) -> tuple[int, int]:
     """Spread the model over all ranks, and say which part of how many this rank has of each batch."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
+    everyone = init_device_mesh("cpu", (ranks,))  # by default FSDP2 would take the GPUs of a machine that has some
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     if layout == "fsdp":
-        fully_shard(model)
+        fully_shard(model, mesh=everyone)
     elif layout == "fsdp with ignored parameters":
-        fully_shard(model, ignored_params={model.down.weight, model.down.bias})
+        fully_shard(model, mesh=everyone, ignored_params={model.down.weight, model.down.bias})
         for p in (model.down.weight, model.down.bias):  # nobody averages their gradients, so we do
             p.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad.div_(ranks)))
     elif layout == "hybrid":

@@ -164,7 +164,9 @@ def accumulation() -> None:
         alone, model = Model(), Model()
         one = optimizer(alone, "global", "after")
         train(alone, one, steps=range(5))
-        spread: Any = nn.parallel.DistributedDataParallel(model) if kind == "ddp" else fully_shard(model)
+        spread: Any = (
+            nn.parallel.DistributedDataParallel(model) if kind == "ddp" else fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+        )
         opt = optimizer(model, "global", "after")
         for step in range(5):
             x, y = batch(step, rank, ranks)
