@@ -148,6 +148,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="small shapes and few repeats, to see that everything runs")
+    parser.add_argument("--only", nargs="+", choices=IMPLEMENTATIONS, default=list(IMPLEMENTATIONS), help="these implementations alone")
     parser.add_argument("--repeats", type=int, default=41)
     parser.add_argument("--json", type=Path, help="write the numbers there")
     args = parser.parse_args()
@@ -155,8 +156,8 @@ def main() -> None:
     repeats = 3 if args.short else args.repeats
     count = 20 if args.short else 1000
 
-    results = [compare("small" if args.short else "GPT-2 124M", shapes, name, repeats) for name in IMPLEMENTATIONS]
-    results += [compare(f"{count} tensors of 8x8", [(8, 8)] * count, name, repeats, steps=5) for name in IMPLEMENTATIONS]
+    results = [compare("small" if args.short else "GPT-2 124M", shapes, name, repeats) for name in args.only]
+    results += [compare(f"{count} tensors of 8x8", [(8, 8)] * count, name, repeats, steps=5) for name in args.only]
     print(table(results))
     print(f"\nbytes limit: Adam moves {BYTES_ADAM} bytes a weight; the norm reads 4 more, a pass for the factor 8.")
     print("peak: how far the process grows while it makes a step.")
