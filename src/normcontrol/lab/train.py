@@ -24,12 +24,9 @@ from normcontrol.lab.device import Stopwatch, attention, choose, memory_advice, 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.folder import CHECKPOINTS, begin, check_same, describe_run, held, keep_tokenizer, write_config, write_environment
 from normcontrol.lab.metrics import Log
-from normcontrol.lab.model import GPT
+from normcontrol.lab.model import GPT, IGNORED
 from normcontrol.lab.parallel import World
 from normcontrol.scope import SCOPES, join, measure
-
-IGNORED = -100
-"""The target that torch's cross-entropy leaves out of its mean."""
 
 PATIENCE = 5
 """Steps in a row with a loss or gradient that is not finite, after which a run stops."""
