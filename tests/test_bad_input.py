@@ -248,7 +248,8 @@ def test_tensors_without_elements_have_no_norm_and_are_left_alone(scope):
     [
         ({"scope": "layer"}, r"scope='layer' is not known: give one of 'global', 'group', 'tensor', 'row', 'col', or a tuple of axes"),
         ({"scope": ()}, r"scope=\(\) is not known"),
-        ({"law": "integral"}, r"law='integral' is not known: give one of 'proportional', 'upper', 'lower', 'projection'"),
+        ({"law": "integrl"}, r"law='integrl' is not known: give one of 'proportional', 'upper', 'lower', 'projection'"),
+        ({"law": "band(2)"}, r"law='band\(2\)' is not known: .*LOW being a part of the target within \[0, 1\]"),
         ({"order": "during"}, r"order='during' is not known: give 'after' \(Algorithm 1\) or 'before'"),
         ({"ratio": 1.0, "norm": 2.0}, r"ratio and norm were both given, but weights have one target: give one of them"),
         (

@@ -65,6 +65,7 @@ class AdamWN(NormControl):
         scope: Any = "global",
         law: str = "proportional",
         order: str = "after",
+        start: Any = 0,
         norm_group: Any = None,
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -96,7 +97,8 @@ class AdamWN(NormControl):
         self._plan: Plan | None = None
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None
-        super().__init__(adam, ratio=ratio, norm=norm, rms=rms, rate=rate, scope=scope, law=law, order=order, norm_group=norm_group)
+        target = {"ratio": ratio, "norm": norm, "rms": rms}
+        super().__init__(adam, **target, rate=rate, scope=scope, law=law, order=order, start=start, norm_group=norm_group)
 
     _KEPT = (*NormControl._KEPT, "_reason", "_kernels", "max_grad_norm", "grad_norm")
 
@@ -118,6 +120,11 @@ class AdamWN(NormControl):
     def _build(self) -> None:
         self._hand_over()
         super()._build()
+        if not all(s.is_plain for s in self._sets):
+            raise ValueError(
+                "AdamWN makes its own step, so size=, relative_step= and cautious= are not among its settings. Use them with "
+                "NormControl(torch.optim.Adam(...))."
+            )
         self._gradients = Gradients(self._spread)
         self._plan = None
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normcontrol.control import NormControl, control_
+from normcontrol.law import projection
 from normcontrol.scope import Weights
 from normcontrol.sharding import measure_together, shards_of
 
@@ -44,4 +45,4 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
         twins = [twin[p] for p in s.params]
         shards = None if s.shards is None else shards_of(twins, s.scope, optimizer._spread, s.shards.shares)
         measure_together([shards])
-        control_(shards or Weights(twins, s.scope), "projection", 1.0, target, 1.0, optimizer._step)
+        control_(shards or Weights(twins, s.scope), projection, 1.0, target, 1.0, optimizer._step)

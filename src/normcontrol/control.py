@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from normcontrol.law import LAWS
+from normcontrol.law import Law
 from normcontrol.layouts import check_recognised
 from normcontrol.schedule import Schedule, Value, custom, lr_times, to_plain, trace
 from normcontrol.scope import Weights, check_axes, join, parse_scope
 from normcontrol.sets import Reading, WeightSet, members_of, weight_sets
 from normcontrol.settings import Group, adapted, check_decay, check_group, check_references, complete, restored
 from normcontrol.sharding import Spread, all_agree, local, measure_together, whole_norms
+from normcontrol.size import size_of
+from normcontrol.update import CautiousWeights, resize_
 
 LOST = "lost"
 """What pickling and copying leave of a process group."""
@@ -30,14 +32,14 @@ LOST = "lost"
 
 def control_(
     weights: Weights,
-    law: str,
+    law: Law,
     ratio: Tensor | float,
     reference: Tensor,
     rate: Tensor | float,
     step: Tensor,
     skip: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight norm control, in place: equation 3 of the paper when ``law`` is "proportional".
+    """Weight norm control, in place: equation 3 of the paper when ``law`` is proportional.
 
     A norm that is zero or not finite has no direction to be scaled along: such weights are left as they are, so that
     one NaN does not spread to every weight that shares its norm. ``skip`` is GradScaler's ``found_inf``.
@@ -45,7 +47,7 @@ def control_(
     parts = weights.measure()
     norm = join(parts, weights.scope)  #             ||theta_t||
     target = ratio * reference  #                    r_t ||theta_0||
-    scale = LAWS[law](norm, target, rate)  #         1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
+    scale = law(norm, target, rate)  #               1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
     scale = (scale + (norm - norm)).nan_to_num(nan=1.0, posinf=1.0, neginf=1.0)
     if skip is not None:
         scale = torch.where(skip == 0, scale, 1.0)
@@ -65,8 +67,13 @@ class NormControl(Optimizer):
         rate: how much of the way to the target each step goes, k_t in [0, 1]; the norm follows with a time constant
             of 1/rate steps.
         scope: which weights share a norm: "global" (the paper), "group", "tensor", "row", "col", or a tuple of axes.
-        law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), or "projection" (on target at once).
+        law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), "band(0.5)" (free between half the target and
+            it), "projection" (on target at once), or "integral" (an upper bound with memory, CPR).
         order: "after" the optimizer's step (Algorithm 1) or "before" it, as torch's AdamW decays.
+        size: what is held: the "norm", the "spectral" norm, or a function of a tensor that gives a number for each part.
+        start: hold the norm from this step on, relative to what it is then; or "inflection", when its growth slows down.
+        relative_step: the length of the optimizer's steps as a part of the target norm, in place of their own.
+        cautious: scale only those weights that the optimizer's step moved towards zero.
         norm_group: the process group whose ranks share the norms of the scopes "global" and "group", where that cannot be
             seen from the tensors (FSDP1, ZeRO, pipeline stages); DTensors (FSDP2, tensor parallel) need none. It is not
             pickled or saved.
@@ -96,6 +103,10 @@ class NormControl(Optimizer):
         scope: Any = "global",
         law: str = "proportional",
         order: str = "after",
+        size: Any = "norm",
+        start: Any = 0,
+        relative_step: Value | None = None,
+        cautious: bool = False,
         norm_group: Any = None,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
@@ -106,6 +117,7 @@ class NormControl(Optimizer):
         if isinstance(optimizer, NormControl):
             raise TypeError("The optimizer is under norm control already; give its settings there, by group if need be.")
         given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law, "order": order}
+        given |= {"size": size, "start": start, "relative_step": relative_step, "cautious": cautious}
         self._norm_group = norm_group
         clock = {"calls": 0, "counted": True}  # a dict: torch.compile loses what is assigned to an optimizer itself
         self.__setstate__({"optimizer": optimizer, "_settings": given, "_fresh": True, "_clock": clock, "_sets": []})
@@ -191,7 +203,9 @@ class NormControl(Optimizer):
             closure = None
         self._get_ready()
         self._control("before", found_inf)
+        self._remember()
         stepped = self._inner_step(closure)
+        self._resize()
         self._control("after", found_inf)
         return stepped if loss is None else loss
 
@@ -236,8 +250,30 @@ class NormControl(Optimizer):
                 ratio = self._value(s, s.kind, 0.0, math.inf)
                 rate = self._value(s, "rate", 0.0, 1.0)
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
-                seen = control_(s.weights, s.settings["law"], ratio, s.reference, rate, self._step, skip)
-                s.last = (seen[0].detach(), seen[1].detach(), seen[2].detach())
+                if s.start is not None:
+                    rate = torch.where(s.start.is_held(self._step), rate, 0.0)
+                if skip is not None:  # nothing is learnt from an overflow either
+                    rate = torch.where(skip == 0, rate, 0.0)
+                parts, target, scale = control_(s.weights, s.law, ratio, s.reference, rate, self._step, skip)
+                if s.start is not None:
+                    now = s.start.is_now(join(parts, s.scope), self._step)
+                    s.take_reference(parts, now if skip is None else now & (skip == 0))
+                s.last = (parts.detach(), target.detach(), scale.detach())
+
+    @torch.no_grad()
+    def _remember(self) -> None:
+        """Keep the weights as they are, where a method compares them with what the optimizer's step makes of them."""
+        for s in self._sets:
+            if s.settings["relative_step"] is not None or s.settings["cautious"]:
+                s.before = [p.clone() for p in s.params]
+                if isinstance(s.weights, CautiousWeights):
+                    s.weights.before = s.before
+
+    def _resize(self) -> None:
+        for s in self._sets:
+            if s.settings["relative_step"] is not None:
+                length = self._value(s, "relative_step", 0.0, math.inf) * self._value(s, s.kind, 0.0, math.inf) * s.reference
+                resize_(s.params, s.before, s.scope, length, self._step)
 
     def _value(self, s: WeightSet, name: str, low: float, high: float) -> Tensor | float:
         """A setting's value at this step, refused where it can be seen, without waiting for a device, to be wrong."""
@@ -387,7 +423,8 @@ class NormControl(Optimizer):
         if spread.told is not None and scope.joint:  # its norm is one number, from which a frozen tensor's could not be taken out
             params = [p for p in params if p.requires_grad]
         with torch.no_grad():
-            group["norm0"] = whole_norms(params, scope, spread)
+            unusual = group["size"] == "spectral" and params and not spread.is_shared
+            group["norm0"] = size_of("spectral")(params, scope) if unusual else whole_norms(params, scope, spread)
         check_references(group, names, params)
 
     def _look_around(self) -> Spread:

@@ -59,7 +59,13 @@ class FoldedWeights(Weights):
 
 def fold(s: WeightSet) -> None:
     """Let the optimizer's step multiply this set's weights, if it can."""
-    if isinstance(s.weights, FoldedWeights) or s.shards is not None or not s.scope.joint or s.settings["order"] != "after":
+    if (
+        isinstance(s.weights, FoldedWeights)
+        or s.shards is not None
+        or not s.is_plain
+        or not s.scope.joint
+        or s.settings["order"] != "after"
+    ):
         return
     if all(p.is_cpu and p.dtype == torch.float32 for p in s.params):
         s.weights = FoldedWeights(s.params, s.scope, s.settings.get("pending"))

@@ -159,7 +159,7 @@ class Plan:
     """Everything the kernels need to know of an AdamW, and the norms they have summed."""
 
     def __init__(self, adam: Any, sets: list[WeightSet]) -> None:
-        slots = {p: i for i, p in enumerate(p for s in sets if s.scope.axes is None for p in s.params)}
+        slots = {p: i for i, p in enumerate(p for s in sets if s.is_plain and s.scope.axes is None for p in s.params)}
         self.adam, self.state = adam, adam.state
         self.buckets: list[Bucket] = []
         for group in adam.param_groups:
@@ -182,7 +182,7 @@ class Plan:
         self._take_over()
         for s in sets:
             unfuse(s)
-            if s.scope.axes is None and s.params and all(p in planned for p in s.params):
+            if s.is_plain and s.scope.axes is None and s.params and all(p in planned for p in s.params):
                 mine = [b for b in self.buckets if any(b.group is g for g in s.groups) and b.controlled]
                 first = slots[s.params[0]]
                 for b in mine:
@@ -323,7 +323,7 @@ class Plan:
 def unfuse(s: WeightSet) -> None:
     """Measure and multiply the set's weights in passes of their own again."""
     if s.shards is None:
-        s.weights = Weights(s.params, s.scope)
+        s.weights = s.own_weights()
     else:
         s.shards.unfuse()
 

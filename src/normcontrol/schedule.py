@@ -238,6 +238,49 @@ class eta_times(lr_times):
 
 
 @dataclass(frozen=True)
+class lr_squared_times(lr_times):
+    """A rate tied to the learning rate's square: ``k_t = factor * lr_t^2 / lr_max``.
+
+    With ``ratio=0`` this is AdamC (Defazio, 2025), whose decay holds the norm still as the learning rate falls.
+    """
+
+    lr_max: float
+
+    def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
+        return self.factor * group["lr"] ** 2 / self.lr_max
+
+
+@dataclass(frozen=True)
+class sqrt_lr_times(lr_times):
+    """A value tied to the learning rate's root: ``sqrt(factor * lr_t)``, the angle that AdamW's steps settle at."""
+
+    def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
+        return (self.factor * group["lr"]) ** 0.5
+
+
+@dataclass(frozen=True)
+class every(Schedule):
+    """A rate that acts at every n-th step, and is zero between.
+
+    >>> [every(3)(step) for step in range(1, 7)]
+    [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    """
+
+    n: int
+    level: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, int) or self.n < 1:
+            raise ValueError(f"every got n={self.n!r}: give a whole number of steps, 1 or more.")
+
+    def value(self, step: Tensor) -> Tensor:
+        return torch.where(step.round() % self.n == 0, self.level, 0.0).to(step)
+
+    def extremes(self) -> Sequence[float]:
+        return 0.0, self.level
+
+
+@dataclass(frozen=True)
 class custom(Schedule):
     """Any function of the step. It gets the step as a 0-d tensor and returns a number or a 0-d tensor.
 
@@ -258,7 +301,8 @@ Value = float | Schedule | Callable[[Any], Any]
 """What a ratio, a rate or a target may be given as: a number, a schedule, or a function of the step."""
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    kind.__name__: kind for kind in (constant, linear, cosine, piecewise, trace, lr_times, eta_times)
+    kind.__name__: kind
+    for kind in (constant, linear, cosine, piecewise, trace, lr_times, eta_times, lr_squared_times, sqrt_lr_times, every)
 }
 
 
@@ -285,8 +329,8 @@ def check(name: str, schedule: float | Schedule, low: float, high: float, why: s
 
 
 def to_plain(schedule: Any) -> Any:
-    """What a checkpoint holds: the text of the call that made the schedule; anything else as it is."""
-    return repr(schedule) if isinstance(schedule, Schedule) else schedule
+    """What a checkpoint holds: the text of the call that made a schedule, or another callable; anything else as it is."""
+    return repr(schedule) if callable(schedule) else schedule
 
 
 def from_plain(plain: Any, current: Any = None) -> Any:

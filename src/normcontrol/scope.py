@@ -8,7 +8,7 @@ the norm of every part in one flat float64 vector, ``join`` makes the norms that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +82,15 @@ def check_axes(scope: Scope, name: str, param: Tensor) -> None:
 class Weights:
     """Tensors under one scope: what the controller measures and multiplies."""
 
-    def __init__(self, params: list[Tensor], scope: Scope) -> None:
+    def __init__(self, params: list[Tensor], scope: Scope, size: Callable[[Sequence[Tensor], Scope], Tensor] | None = None) -> None:
         self.params = params
         self.scope = scope
+        self.size = size or measure
         self.places: Sequence[Sequence[Tensor] | None] | None = None  # where pieces lie in larger tensors; see rounding
 
     def measure(self) -> Tensor:
-        """The norm of every part."""
-        return measure(self.params, self.scope)
+        """The norm of every part, or another size of it."""
+        return self.size(self.params, self.scope)
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
         """Multiply the weights by the factors of their norms, in place."""

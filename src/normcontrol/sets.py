@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from normcontrol.law import Integral, Law, law_of
 from normcontrol.policy import is_controlled
 from normcontrol.scope import Weights, join, parse_scope
-from normcontrol.settings import Group, check_shared, target_kind
+from normcontrol.settings import PLAIN, Group, check_sharded, check_shared, target_kind
 from normcontrol.sharding import Shards, Spread, is_dtensor, shards_of
+from normcontrol.size import size_of
+from normcontrol.start import ROWS, AtInflection, AtStep
+from normcontrol.update import CautiousWeights
 
 
 class Reading(NamedTuple):
@@ -33,31 +37,73 @@ class Members(NamedTuple):
 class WeightSet:
     """Weights under one setting: those of one group, or of all groups that share the global norm."""
 
-    def __init__(self, groups: list[Group], names: list[str], params: list[Tensor], initial: Tensor, shards: Shards | None = None) -> None:
+    def __init__(
+        self, groups: list[Group], names: list[str], params: list[Tensor], initial: list[Tensor], home: Tensor, shards: Shards | None = None
+    ) -> None:
         self.groups = groups
         self.settings = groups[0]
         self.names = names
         self.params = params
         self.shards = shards  # None: the weights are whole, and this process's own
-        self.initial = initial if shards is None else shards.held(initial)  # the norm of every part at theta_0
+        self._stored = initial  # where the groups keep what follows
+        whole = torch.cat([parts.to(home.device) for parts in initial]) if initial else home[:0]
+        self.initial = whole if shards is None else shards.held(whole)  # the norm of every part at theta_0
         self.scope = parse_scope(self.settings["scope"])
-        self.weights: Weights = shards or Weights(params, self.scope)
+        self.weights: Weights = shards or self.own_weights()
         self.kind = target_kind(self.settings)
         self.reference = self._reference()
+        self.law, self.start = self._law(), self._start()
+        self.before: list[Tensor] = []  # the weights before the optimizer's step, where a method needs them
         self.last: tuple[Tensor, Tensor, Tensor] | None = None  # parts, target and scale of the last step
+
+    def own_weights(self) -> Weights:
+        """The weights, measured and multiplied in passes of their own."""
+        kind = CautiousWeights if self.settings["cautious"] else Weights
+        return kind(self.params, self.scope, size_of(self.settings["size"]))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all there is to it is measuring norms and multiplying weights."""
+        return all(self.settings[name] == value for name, value in PLAIN.items() if name != "start")
+
+    def _law(self) -> Law:
+        law = law_of(self.settings["law"])
+        return law or Integral(self._memory()[0].reshape(self.reference.shape), self._unit_norms().square())
+
+    def _start(self) -> AtStep | AtInflection | None:
+        start = self.settings["start"]
+        return AtInflection(self._memory()[1:]) if start == "inflection" else AtStep(start) if start else None
+
+    def _memory(self) -> Tensor:
+        """What laws and starts remember of every norm, in the group and so in checkpoints."""
+        shape = (1 + ROWS, self.reference.numel())
+        memory = self.settings.get("memory")
+        if memory is None or memory.shape != shape:
+            memory = self.reference.new_zeros(shape)
+        self.settings["memory"] = memory.to(self.reference.device)
+        return self.settings["memory"]
+
+    def take_reference(self, parts: Tensor, now: Tensor) -> None:
+        """Let the norms of this step be the reference where it is time, here and in the groups."""
+        self.initial.copy_(torch.where(now, parts, self.initial))
+        self.reference.copy_(join(self.initial, self.scope))
+        for stored, taken in zip(self._stored, self.initial.split([len(s) for s in self._stored]), strict=True):
+            stored.copy_(taken)
 
     def _reference(self) -> Tensor:
         """What the scheduled number is a multiple of: the initial norm, 1, or the norm of weights of rms 1."""
         initial = join(self.initial, self.scope)
         if self.kind == "ratio":
             return initial
-        if self.kind == "norm":
-            return torch.ones_like(initial)
+        return torch.ones_like(initial) if self.kind == "norm" else self._unit_norms()
+
+    def _unit_norms(self) -> Tensor:
+        """The norms of weights of rms 1: the roots of how many there are."""
         if self.shards is not None and self.shards.told:
             return join(self.shards.unit_norms(), self.scope)
         sizes = self.scope.sizes(self.params)
         counts = [math.sqrt(p.numel() / n) for p, n in zip(self.params, sizes, strict=True) for _ in range(n)]
-        units = torch.tensor(counts, dtype=initial.dtype, device=initial.device)
+        units = torch.tensor(counts, dtype=self.initial.dtype, device=self.initial.device)
         return join(units if self.shards is None else self.shards.held(units), self.scope)
 
     def reading(self, ratio: Tensor | float) -> Reading:
@@ -137,6 +183,7 @@ def _weight_set(groups: list[Group], members: list[Members], indices: list[int],
         pieces = [] if told else zip(norm0.split(scope.sizes(members[index].params)), trained, strict=True)
         initial += [norm0] if told else [parts for parts, kept in pieces if kept]
         shares.append(sum(trained))
-    home = groups[indices[0]]["norm0"]
-    whole = torch.cat([parts.to(home.device) for parts in initial]) if initial else home[:0]
-    return WeightSet([groups[i] for i in indices], names, params, whole, shards_of(params, scope, spread, shares))
+    shards = shards_of(params, scope, spread, shares)
+    if shards is not None:
+        check_sharded(groups[indices[0]])
+    return WeightSet([groups[i] for i in indices], names, params, initial, groups[indices[0]]["norm0"], shards)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from normcontrol import AdamWN, NormControl, linear, lr_times
+from normcontrol import AdamWN, NormControl, linear
 from normcontrol.lab.config import Config, Optim
 from normcontrol.lab.errors import LabError, nearest
-from normcontrol.schedule import SCHEDULES
+from normcontrol.schedule import lr_squared_times
 
 DEFAULT_RATIO = 2.0
 """The paper's best run, Figure 3."""
@@ -28,19 +27,6 @@ TORCH: dict[str, type[Optimizer]] = {
     name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
 }
 OURS = ("AdamWN", "AdamC")
-
-
-@dataclass(frozen=True)
-class lr_squared_times(lr_times):
-    """AdamC's rate (Defazio, 2025): ``k_t = factor * lr_t^2 / lr_max``, which holds the norm still as the learning rate falls."""
-
-    lr_max: float
-
-    def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
-        return self.factor * group["lr"] ** 2 / self.lr_max
-
-
-SCHEDULES["lr_squared_times"] = lr_squared_times  # so that checkpoints can name it
 
 
 def known_name(given: str) -> str:
