@@ -217,8 +217,8 @@ def test_other_data_is_validated_on_at_the_end(config, corpus, tmp_path):
 
 
 def test_an_unknown_study_is_refused(tmp_path, study):
-    with pytest.raises(LabError, match=r"There is no study 'tunned'. Did you mean tuned\?"):
-        load("tunned")
+    with pytest.raises(LabError, match=r"There is no study 'claim'. Did you mean claims\?"):
+        load("claim")
     with pytest.raises(LabError, match=r"has no function 'decay'. Did you mean decays\?"):
         load(study[:-1])
     with pytest.raises(LabError, match=r"There is no file 'nowhere.py'"):
@@ -226,8 +226,8 @@ def test_an_unknown_study_is_refused(tmp_path, study):
     assert isinstance(load(study), Study)
 
 
-def test_the_tuned_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_controls(corpus, tmp_path):
-    ledger = begin(tmp_path / "out", "tuned", "small", str(corpus))
+def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_controls(corpus, tmp_path):
+    ledger = begin(tmp_path / "out", "claims", "small", str(corpus))
     done = ledger.results()
     cells = ledger.cells(done)
     assert [sum(c.arm == arm for c in cells) for arm in ("AdamW", "AdamWN")] == [9, 9]

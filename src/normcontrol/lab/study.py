@@ -88,6 +88,16 @@ Cells = Callable[[str, "Results"], Iterable[Cell]]
 
 
 @dataclass(frozen=True)
+class Published:
+    """A number that was published, and where ours is found: the final value of ``key`` in an arm."""
+
+    what: str
+    arm: str
+    key: str
+    value: float
+
+
+@dataclass(frozen=True)
 class Study:
     """A named experiment: its cells, the arm that others are compared with, and the claims it puts to the test."""
 
@@ -96,6 +106,9 @@ class Study:
     about: str = ""
     baseline: str = ""
     claims: tuple[Claim, ...] = ()
+    published: tuple[Published, ...] = ()
+    differs: Mapping[str, str] = field(default_factory=dict)
+    """By scale, what differs from where the published numbers come from."""
 
 
 def load(name: str) -> Study:

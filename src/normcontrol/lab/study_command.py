@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.ledger import STUDY, open_folder
 from normcontrol.lab.study import SCALES
 
 
@@ -62,8 +63,31 @@ def study(args: Sequence[str]) -> int:
     return 0
 
 
+def verdict(args: Sequence[str]) -> int:
+    """Say what a study showed."""
+    from normcontrol.lab import verdict as lab
+
+    parser = _parser("verdict", "What the finished cells of a study show: sentences, a table, and what became of each claim.")
+    parser.add_argument("study", help="the study's folder, or its name under results/")
+    asked = parser.parse_args(args)
+    for line in lab.lines(lab.judge(open_folder(find(asked.study)))):
+        print(line)
+    return 0
+
+
+def find(given: str) -> Path:
+    """A study's folder, given itself or by the study's name."""
+    if (Path(given) / STUDY).exists():
+        return Path(given)
+    found = [folder for scale in SCALES if ((folder := Path("results") / f"{given}-{scale}") / STUDY).exists()]
+    if len(found) > 1:
+        raise LabError(f"{given!r} was run at several scales: say which one, {' or '.join(map(str, found))}.")
+    return found[0] if found else Path(given)
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "study": (study, "run a grid of runs x seeds, or go on with it"),
+    "verdict": (verdict, "what a study showed, with intervals and every claim"),
 }
 
 
