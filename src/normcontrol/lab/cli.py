@@ -1,4 +1,4 @@
-"""The command ``normcontrol``: train, challenge, prepare, sample, schedule.
+"""The command ``normcontrol``: train, challenge, prepare, sample, schedule, study, verdict.
 
 Flags are made from dataclasses by tyro, which also names the nearest flag for a typo. What cannot be done is said in a
 sentence, without a traceback.
@@ -16,6 +16,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from normcontrol import __version__
+from normcontrol.lab import study_command
 from normcontrol.lab.config import PRESETS, Config, preset
 from normcontrol.lab.errors import LabError, nearest
 
@@ -226,6 +227,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "prepare": (prepare, "turn text into tokens to train on"),
     "sample": (sample, "text from a checkpoint"),
     "schedule": (schedule, "draw a plan of lr, r_t and k_t before spending time on it"),
+    **study_command.COMMANDS,
 }
 
 

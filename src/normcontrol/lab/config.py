@@ -54,6 +54,8 @@ class Data:
     """Tokens in a batch, over all processes."""
     micro_batch: int = 16
     """Sequences that one process computes at a time. Only memory and speed depend on it."""
+    also_validate: tuple[str, ...] = ()
+    """Other data to validate on after the last step: folders like those for --data, of which val.bin alone is enough."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Optim:
     """How much of the way to its target the norm goes at each step (k_t)."""
     scope: Literal["global", "group", "tensor", "row", "col"] = "global"
     """Which weights share a controlled norm."""
+    norm_layers: bool = False
+    """Control the gains of LayerNorms too, as the paper's appendix did. AdamWN only."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Run:
     eval_every: int = 1000
     """Steps between evaluations over the whole validation split."""
     checkpoint_every: int = 1000
-    """Steps between checkpoints; one is always written at the end, and on Ctrl-C."""
+    """Steps between checkpoints; one is always written at the end, and on Ctrl-C. 0: on Ctrl-C only."""
     device: str = "auto"
     """"cpu", "cuda", "cuda:1"...; "auto" takes a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -176,10 +180,11 @@ def check(config: Config) -> None:
         "steps",
         "log_every",
         "eval_every",
-        "checkpoint_every",
     ):
         if config.flat()[name] < 1:
             raise LabError(f"{name}={config.flat()[name]}: it must be 1 or more.")
+    if r.checkpoint_every < 0:
+        raise LabError(f"checkpoint_every={r.checkpoint_every}: it must be 1 or more, or 0 for none.")
     for name in ("lr", "init_scale"):
         if not config.flat()[name] > 0:
             raise LabError(f"{name}={config.flat()[name]}: it must be above 0.")

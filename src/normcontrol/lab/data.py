@@ -88,6 +88,29 @@ def _nanogpt(folder: Path) -> Dataset:
     return Dataset(folder, "gpt2", 50257, [train], [val], digest)
 
 
+def load_validation(given: str, like: Dataset) -> tuple[str, list[Tokens], str]:
+    """The name, tokens and digest of another validation split, in the tokens of ``like``."""
+    folder = Path(given).expanduser()
+    if (folder / prepare.MANIFEST).exists():
+        dataset = _prepared(folder)
+        name, tokens, made_by = folder.name, dataset.val, dataset.tokenizer
+        digest = hashlib.sha256("".join(e["sha256"] for e in read_json(folder / prepare.MANIFEST)["splits"]["val"]["shards"]).encode())
+    elif (folder / "val.bin").exists():
+        path = folder / "val.bin"
+        _check_ids(path, largest(path, "<u2"), 50257)
+        name, tokens, made_by, digest = folder.name, [np.memmap(path, "<u2", "r")], "gpt2", hashlib.sha256(sha256(path).encode())
+    else:
+        raise LabError(
+            f"There is no {prepare.MANIFEST} and no val.bin in {given!r}: it cannot be validated on. Give a folder with one of them."
+        )
+    if made_by != like.tokenizer or (made_by.startswith("bpe") and folder.resolve() != like.folder.resolve()):
+        raise LabError(
+            f"{given} holds tokens of {made_by}, and the model is trained on tokens of {like.tokenizer} from {like.folder}: their ids mean "
+            "different things. Prepare both with the same tokenizer, gpt2 for example."
+        )
+    return name, tokens, digest.hexdigest()
+
+
 def _verify(folder: Path, entry: dict[str, Any]) -> None:
     path = folder / entry["file"]
     if not path.exists():

@@ -66,6 +66,7 @@ def describe_run(device: torch.device, world: int, dataset: Any) -> dict[str, An
         "platform": platform.platform(),
         "device": describe(device),
         "processes": world,
+        "threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in packages},
         "data": {"folder": str(dataset.folder), "digest": dataset.digest, "tokenizer": dataset.tokenizer, "vocab": dataset.vocab},
     }

@@ -110,6 +110,8 @@ def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Op
     # The model is scaled by init_scale before the optimizer sees it: a ratio to the unscaled norm is so much less of that one.
     ratio = _divided(ratio_schedule(o), config.model.init_scale)
     if name == "AdamWN":
+        if o.norm_layers:
+            groups = [{**group, "controlled": True} for group in groups]
         return AdamWN(groups, ratio=ratio, rate=o.rate, scope=o.scope, **options)
     decays = not is_controlled(o) and name != "AdamC"
     for group in groups:

@@ -26,6 +26,7 @@ from normcontrol.lab.folder import CHECKPOINTS, begin, check_same, describe_run,
 from normcontrol.lab.metrics import Log
 from normcontrol.lab.model import GPT, IGNORED
 from normcontrol.lab.parallel import World
+from normcontrol.lab.warm import Warm
 from normcontrol.scope import SCOPES, join, measure
 
 PATIENCE = 5
@@ -49,8 +50,19 @@ class Status:
 Display = Callable[[Status], None]
 
 
-def train(config: Config, out: Path, *, resume: bool = False, display: Display = lambda status: None, cache: Path | None = None) -> bool:
-    """Train as ``config`` says in the run folder ``out``; True when finished, False when stopped and saved before that."""
+def train(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    display: Display = lambda status: None,
+    cache: Path | None = None,
+    warm: Warm | None = None,
+) -> bool:
+    """Train as ``config`` says in the run folder ``out``; True when finished, False when stopped and saved before that.
+
+    Runs that are given the same ``warm`` use one compiled model, if its shape is the same.
+    """
     check(config)
     world = parallel.join(config.run.device)
     device = choose(config.run.device, world.local_rank)
@@ -63,7 +75,7 @@ def train(config: Config, out: Path, *, resume: bool = False, display: Display =
     world.wait()
     lock = held(out) if world.first else contextlib.nullcontext()
     with lock, memory_advice(config), attention(device), interruptible() as interrupted:
-        return _train(config, out, world, device, dtype, display, interrupted, cache or out.parent / "data")
+        return _train(config, out, world, device, dtype, display, interrupted, cache or out.parent / "data", warm or Warm())
 
 
 def _train(
@@ -75,6 +87,7 @@ def _train(
     display: Display,
     interrupted: Callable[[], bool],
     cache: Path,
+    warm: Warm,
 ) -> bool:
     # Data: every process reads the same shards and takes its own rows of each batch.
     dataset = _prepared_once(config, world, cache)
@@ -82,6 +95,7 @@ def _train(
     mine, micro = world.share(rows, config.data.micro_batch)
     batches = data.Batches(dataset.train, config.model.context, rows, config.data.data_seed)
     held_out = data.validation(dataset.val, config.model.context)
+    others = [data.load_validation(given, dataset) for given in config.data.also_validate]
 
     # Model: initialised on the CPU, then scaled, moved, and spread. The ratio is of the norm before it was scaled.
     model = GPT(config.model, data.padded(dataset.vocab))
@@ -89,7 +103,7 @@ def _train(
     initial_norm = weight_norm(model)
     if config.model.init_scale != 1:
         torch._foreach_mul_([p.data for p in model.matrices()], config.model.init_scale)
-    model.to(device)
+    model = warm.place(model, device) if world.size == 1 else model.to(device)
     parallel.shard(model, world, config.run.parallel, dtype, device)
     optimizers = optim.build(config, model)
 
@@ -113,7 +127,7 @@ def _train(
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-    compiled: Any = torch.compile(model, dynamic=False) if config.run.compile and device.type == "cuda" else model
+    compiled: Any = warm.compiled(model) if config.run.compile and device.type == "cuda" else model
     network = parallel.replicate(compiled, world, config.run.parallel, device)
     flops, peak = model.flops_per_token(), peak_flops(device)
 
@@ -124,12 +138,12 @@ def _train(
             checkpoint.save(out / CHECKPOINTS, step, {**about, **state})
         world.wait()
 
-    def evaluate_now() -> float:
-        return evaluate(network, held_out, micro, world, device, autocast)
+    def evaluate_on(windows: list[data.Tokens]) -> float:
+        return evaluate(network, windows, micro, world, device, autocast)
 
     steps = config.run.steps
     if first == 1:
-        log.write(0, val_loss=evaluate_now(), ratio=weight_norm(model, world) / initial_norm)
+        log.write(0, val_loss=evaluate_on(held_out), ratio=weight_norm(model, world) / initial_norm)
     feed = data.feed(batches, mine, micro, device, range(first - 1, steps))  # batches count from 0, steps from 1
     accumulation = (mine.stop - mine.start) // micro
     bad: deque[dict[str, Any]] = deque(maxlen=PATIENCE)
@@ -179,11 +193,13 @@ def _train(
             log.time(step, tokens_per_second=speed, mfu="unknown" if mfu is None else mfu)
             display(Status(step, steps, float(loss), ratio, optim.target_at(config.optim, step), val_loss, speed, mfu))
         if step % config.run.eval_every == 0 or last:
-            val_loss = evaluate_now()
-            log.write(step, val_loss=val_loss)
+            val_loss = evaluate_on(held_out)
+            elsewhere = {f"val_loss_{name}": evaluate_on(data.validation(t, config.model.context)) for name, t, _ in others if last}
+            log.write(step, val_loss=val_loss, **elsewhere)
             watch = Stopwatch()
         stop = world.any(interrupted(), device)
-        if step % config.run.checkpoint_every == 0 or last or stop:
+        every = config.run.checkpoint_every
+        if (every and (step % every == 0 or last)) or (stop and not last):
             save(step)
             watch = Stopwatch()
         if stop and not last:

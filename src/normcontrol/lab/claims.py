@@ -1,0 +1,112 @@
+"""A claim, the rule that refutes it, and what the runs say: written down before they are run, and checked by code.
+
+A rule sees the evidence, the cells of a study with their records, and returns a finding. "Not shown" is one of the three
+outcomes, and the usual one when there are few seeds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from normcontrol.lab.results import Record, Results
+from normcontrol.lab.stats import Difference, paired
+from normcontrol.lab.study import Cell
+
+SUPPORTED, REFUTED, NOT_SHOWN, NOT_RUN = "supported", "refuted", "not shown", "not run"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a claim, and the numbers that say so."""
+
+    outcome: str
+    numbers: str = ""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of an arm with its runs, seed by seed."""
+
+    arm: str
+    cells: tuple[Cell, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm} {self.cells[0].trial}".strip()
+
+    @property
+    def seeds(self) -> list[int]:
+        return [cell.seed for cell in self.cells]
+
+    def values(self, key: str = "val_loss", seeds: Iterable[int] | None = None) -> list[float]:
+        wanted = self.seeds if seeds is None else list(seeds)
+        by_seed = {cell.seed: record.value(key) for cell, record in zip(self.cells, self.records, strict=True)}
+        return [by_seed[seed] for seed in wanted]
+
+    def mean(self, key: str = "val_loss") -> float:
+        return statistics.fmean(self.values(key))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The cells of a study and what came of them."""
+
+    cells: list[Cell]
+    done: Results
+
+    def trials(self, arm: str, part: str | None = None) -> list[Trial]:
+        """The trials of an arm that were run, of one part of the study or of all."""
+        wanted = [c for c in self.cells if c.arm == arm and part in (None, c.part)]
+        kept: dict[str, Cell] = {}
+        for cell in wanted:  # the same run in two parts is one run
+            kept.setdefault(cell.label, cell)
+        return [Trial(arm, tuple(c for c, _ in runs), tuple(r for _, r in runs)) for runs in self.done.trials(kept.values()).values()]
+
+    def chosen(self, arm: str) -> Trial | None:
+        """The trial that stands for an arm: the one with the most seeds, and of those the one with the lowest loss."""
+        trials = self.trials(arm)
+        return min(trials, key=lambda t: (-len(t.seeds), t.mean())) if trials else None
+
+    def tuned(self, arm: str) -> Trial | None:
+        """The trial with the lowest loss, whatever its seeds."""
+        return min(self.trials(arm), key=Trial.mean, default=None)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that may be false, and the rule by which it would be seen to be."""
+
+    name: str
+    says: str
+    refuted_if: str
+    rule: Callable[[Evidence], Finding]
+
+
+def difference(one: Trial, other: Trial, key: str = "val_loss") -> Difference | None:
+    """Of two trials over the seeds that both have; None if there are none, or a run of them diverged."""
+    seeds = [seed for seed in one.seeds if seed in other.seeds]
+    values, against = one.values(key, seeds), other.values(key, seeds)
+    if not seeds or any(v == float("inf") for v in (*values, *against)):
+        return None
+    return paired(values, against)
+
+
+def lower(arm: str, than: str) -> Callable[[Evidence], Finding]:
+    """The rule of most claims: supported if the interval of the paired difference lies below zero, refuted if above."""
+
+    def rule(evidence: Evidence) -> Finding:
+        one, other = evidence.chosen(arm), evidence.chosen(than)
+        if one is None or other is None:
+            return Finding(NOT_RUN)
+        found = difference(one, other)
+        if found is None:
+            return Finding(NOT_SHOWN, "no seed was run to its end in both arms")
+        numbers = f"{one.name} minus {other.name}: {found}, n = {found.n}"
+        if found.half is None:
+            return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
+        return Finding(SUPPORTED if found.below else REFUTED if found.above else NOT_SHOWN, numbers)
+
+    return rule

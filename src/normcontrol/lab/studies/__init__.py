@@ -1,0 +1,8 @@
+"""The studies by name. Each is a function that returns cells; `normcontrol study NAME` runs it."""
+
+from __future__ import annotations
+
+from normcontrol.lab.studies import claims, paper
+from normcontrol.lab.study import Study
+
+STUDIES: dict[str, Study] = {study.name: study for study in (claims.STUDY, *paper.STUDIES)}

@@ -1,0 +1,45 @@
+"""Where studies start from at each scale, and the rule by which an experiment of the paper is shrunk to a shorter one."""
+
+from __future__ import annotations
+
+import math
+
+from normcontrol.lab.config import Config, preset
+
+PAPER = preset("gpt2").with_(lr=1e-3, min_lr=0.1, warmup=2000, weight_decay=0.1, ramp=2500, rate=1e-2, eval_every=1000, log_every=100)
+"""nanoGPT's settings with those of the paper: batches of 491,520 tokens."""
+
+
+def base(scale: str) -> Config:
+    """The preset of a scale, with no checkpoints for runs of a minute, and fewer points in its curves."""
+    if scale == "tiny":
+        return preset("tiny").with_(checkpoint_every=0, log_every=10, eval_every=50)
+    if scale == "small":
+        return preset("small").with_(checkpoint_every=0, log_every=15, eval_every=125)
+    return PAPER
+
+
+def shrunk(config: Config, by: float, into: Config) -> Config:
+    """An experiment of the paper in ``1/by`` of its steps, with the model, the batch and the logs of ``into``.
+
+    ``lr * weight_decay * steps`` and ``lr / weight_decay`` stay, so that decay and noise balance at the same norm after the
+    same share of the run; the rate grows with the shrinking, and warm-up and ramp shrink with it.
+
+    >>> small = shrunk(PAPER.with_(steps=50_000), 100, preset("tiny"))
+    >>> o = small.optim
+    >>> small.run.steps, round(o.lr, 6), round(o.weight_decay, 6), o.rate, o.warmup, o.ramp
+    (500, 0.01, 1.0, 1.0, 20, 25)
+    """
+    o, steps = config.optim, round(config.run.steps / by)
+    return into.with_(
+        **{
+            key: getattr(o, key)
+            for key in ("optimizer", "min_lr", "schedule", "betas", "clip", "ratio", "ratio_start", "scope", "norm_layers")
+        },
+        steps=steps,
+        lr=o.lr * math.sqrt(by),
+        weight_decay=o.weight_decay * math.sqrt(by),
+        rate=min(o.rate * by, 1.0),
+        warmup=round(o.warmup / by),
+        ramp=round(o.ramp / by),
+    )

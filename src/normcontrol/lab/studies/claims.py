@@ -1,0 +1,127 @@
+"""Every claim about weight norm control as an experiment, AdamW and AdamWN tuned with equal trials, the controls beside them.
+
+In parts, the most telling first, so that what is finished is of use whenever it is stopped. The first part is a grid for
+each of the two; all others start from the best cells of it, and are known when it is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from normcontrol.lab import optim
+from normcontrol.lab.config import Config
+from normcontrol.lab.results import Results
+from normcontrol.lab.studies import rules
+from normcontrol.lab.studies.bases import base
+from normcontrol.lab.studies.rules import ADAMC, ADAMW, ADAMWN, HALF, HELD, LAYERNORM, OFFSET, RATE, SCALED, TENSOR
+from normcontrol.lab.study import Cell, Study, grid
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What is tried: the middle value of each is the one expected to be best, and is run first."""
+
+    lr: tuple[float, float, float]
+    weight_decay: tuple[float, float, float]
+    ratio: tuple[float, float, float]
+    rate: tuple[float, float, float]
+    """The middle one is that of all other runs."""
+    seeds: tuple[int, ...]
+    more: tuple[int, ...]
+    """Seeds of the parts after "start"."""
+
+
+# Decays: lr / weight_decay as in the paper (1e-2) would be 0.2 at the middle learning rate; short runs like more, and a
+# factor of three to either side must hold the optimum. Ratios: a factor of 1.25 around what the recursion for AdamW's norm
+# leaves at such decays. Rates: the paper's 1e-2 times 100,000 steps over ours would be 0.67; a tenth of 1 and around it.
+RANGES = {
+    "tiny": Ranges((4e-3, 8e-3, 16e-3), (0.1, 0.3, 1.0), (2.5, 3.5, 5.0), (1e-2, 1e-1, 1.0), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)),
+    "small": Ranges((1e-3, 2e-3, 4e-3), (0.1, 0.3, 1.0), (1.3, 1.6, 2.0), (1e-2, 1e-1, 1.0), (0, 1, 2), (0,)),
+    "full": Ranges((5e-4, 1e-3, 2e-3), (0.05, 0.1, 0.15), (2.0, 2.4, 2.8), (1e-3, 1e-2, 1e-1), (0, 1, 2), (0,)),
+}
+
+
+def cells(scale: str, done: Results) -> list[Cell]:
+    """The cells that can be named by now."""
+    wanted, r = grids(scale), RANGES[scale]
+    adamw = done.best([c for c in wanted if c.arm == ADAMW])
+    adamwn = done.best([c for c in wanted if c.arm == ADAMWN])
+    if adamw is None or adamwn is None or not done.done(wanted):
+        return wanted
+    adamc = same_total_decay(adamw)
+    for cell in (adamw, adamwn, scaled(adamw, adamwn), adamc):
+        wanted += seeded(cell, r.seeds, "seeds")
+    for rate in (r.rate[0], r.rate[2], r.rate[1]):
+        wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
+    wanted += seeded(held(adamwn), r.seeds, "start")
+    wanted += horizons(r, adamw.config, adamwn.config)
+    wanted += others(r, adamw, adamwn, adamc)
+    return wanted
+
+
+def grids(scale: str) -> list[Cell]:
+    """AdamW over learning rates and decays, AdamWN over the same learning rates and as many ratios; the middle rate first."""
+    start, r = base(scale).with_(rate=RANGES[scale].rate[1]), RANGES[scale]
+    found = []
+    for lr in (r.lr[1], r.lr[0], r.lr[2]):
+        found += grid(ADAMW, start.with_(optimizer="AdamW"), part="grid", lr=[lr], weight_decay=r.weight_decay)
+        found += grid(ADAMWN, start.with_(optimizer="AdamWN"), part="grid", lr=[lr], ratio=r.ratio)
+    return found
+
+
+def horizons(r: Ranges, adamw: Config, adamwn: Config) -> list[Cell]:
+    """Half as many steps, warm-up and ramp, and as many as before: does the best decay change, and does the best ratio?"""
+    half = {key: adamw.flat()[key] // 2 for key in ("steps", "warmup", "ramp")}
+    found = grid(f"{ADAMW}{HALF}", adamw.with_(**half), part="horizon", weight_decay=r.weight_decay, seeds=r.more)
+    found += grid(f"{ADAMWN}{HALF}", adamwn.with_(**half), part="horizon", ratio=r.ratio, seeds=r.more)
+    found += grid(ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=r.weight_decay, seeds=r.more)
+    return found + grid(ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=r.ratio, seeds=r.more)
+
+
+def others(r: Ranges, adamw: Cell, adamwn: Cell, adamc: Cell) -> list[Cell]:
+    """The controls tuned, one norm for each tensor, LayerNorm controlled, and the offset of the held norm."""
+    decay, best = adamw.config.optim.weight_decay, adamwn.config
+    lr = adamw.config.optim.lr
+    found = grid(SCALED, scaled(adamw, adamwn).config, part="controls", lr=[lr], weight_decay=[decay / 3, decay * 3])
+    found += grid(ADAMC, adamc.config, part="controls", lr=[lr], weight_decay=[adamc.config.optim.weight_decay * c for c in (1 / 3, 3.0)])
+    found += grid(TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more)
+    found += grid(LAYERNORM, best.with_(norm_layers=True), part="layernorm", ratio=r.ratio, seeds=r.more)
+    steps = max(best.run.steps // 3, 10 * best.optim.ramp)
+    constant = best.with_(schedule="wsd", min_lr=1.0, steps=steps, eval_every=steps, ratio=r.ratio[1], ramp=best.optim.ramp)
+    for lr, rate in ((r.lr[0], r.rate[1]), (r.lr[1], r.rate[1]), (r.lr[1], r.rate[1] / 5)):
+        found += grid(OFFSET, constant, part="offset", lr=[lr], rate=[rate])
+    return found
+
+
+def seeded(cell: Cell, seeds: tuple[int, ...], part: str) -> list[Cell]:
+    """The cell with each seed."""
+    return [replace(cell, config=cell.config.with_(init_seed=s, data_seed=s, dropout_seed=s), seed=s, part=part) for s in seeds]
+
+
+def scaled(adamw: Cell, adamwn: Cell) -> Cell:
+    """The first control: the best AdamW, started from weights of the norm that the best AdamWN is held at."""
+    return Cell(SCALED, adamw.config.with_(init_scale=float(adamwn.config.optim.ratio or 1)), settings=adamw.settings)
+
+
+def held(adamwn: Cell) -> Cell:
+    """The best AdamWN with the same freedom as the control: at its target norm from the first step on."""
+    ratio = float(adamwn.config.optim.ratio or 1)
+    return Cell(HELD, adamwn.config.with_(init_scale=ratio, ratio_start=ratio), settings=adamwn.settings)
+
+
+def same_total_decay(adamw: Cell) -> Cell:
+    """The second control: AdamC with the decay that makes the sum of its decays that of the best AdamW."""
+    o = adamw.config.optim
+    rates = [optim.lr_at(adamw.config, step) for step in range(1, adamw.config.run.steps + 1)]
+    decay = round(o.weight_decay * sum(rates) / (sum(lr * lr for lr in rates) / o.lr), 4)
+    return Cell(ADAMC, adamw.config.with_(optimizer="AdamC", weight_decay=decay), settings=(("lr", o.lr), ("weight_decay", decay)))
+
+
+STUDY = Study(
+    "claims",
+    cells,
+    "AdamW and AdamWN, each tuned with equal trials, the controls that could explain a difference, and every claim about weight norm "
+    "control with the rule that would refute it.",
+    ADAMW,
+    rules.CLAIMS,
+)

@@ -1,0 +1,61 @@
+"""Studies with made-up results, for tests of what is said about results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from normcontrol.lab import results
+from normcontrol.lab.results import Results
+from normcontrol.lab.study import Cell, Data, Study, identity
+
+DATA = Data("digest")
+
+
+def record(cell: Cell, loss: float, *, ratio: float = 2.0, digest: str = "digest", owt: float | None = None, points: int = 5):
+    """A finished cell that ended at ``loss``, by way of a straight line from 10; not finite, it diverged."""
+    steps = [round(cell.config.run.steps * i / (points - 1)) for i in range(points)]
+    lines = [
+        {"step": s, "loss": 10 + (loss - 10) * i / (points - 1), "grad_norm": 1.0, "ratio": 1 + (ratio - 1) * i / (points - 1)}
+        for i, s in enumerate(steps)
+    ]
+    lines += [{"step": s, "val_loss": 10 + (loss - 10) * i / (points - 1)} for i, s in enumerate(steps)]
+    if owt is not None:
+        lines[-1]["val_loss_owt"] = owt
+    environment = {
+        "command": ["normcontrol", "study"],
+        "platform": "Linux",
+        "device": "a device",
+        "revision": "0" * 40,
+        "normcontrol": "0",
+        "processes": 1,
+        "threads": 1,
+        "packages": {"torch": "2"},
+        "data": {"folder": "data", "digest": digest, "tokenizer": "gpt2", "vocab": 1024},
+    }
+    error = "" if abs(loss) < 100 else "The loss or gradient was not finite"
+    return results.summarise(identity(cell.config, DATA), cell.config, environment, lines, 60.0, error)
+
+
+@dataclass
+class FakeLedger:
+    """A ledger whose cells were all run, as ``outcome`` says."""
+
+    study: Study
+    outcome: Callable[[Cell], results.Record | None]
+    scale: str = "tiny"
+    out: Path = Path("results/fake")
+    problems: list[str] = field(default_factory=list)
+
+    def results(self) -> Results:
+        done = Results(lambda config: DATA, problems=self.problems)
+        for _ in range(3):
+            for cell in self.study.cells(self.scale, done):
+                made = self.outcome(cell)
+                if made is not None:
+                    done.add(made)
+        return done
+
+    def cells(self, done: Results) -> list[Cell]:
+        return list(self.study.cells(self.scale, done))

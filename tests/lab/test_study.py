@@ -1,0 +1,258 @@
+"""Studies: cells that are told apart by what they compute, never run twice, and kept whatever becomes of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from normcontrol.lab import metrics, results, runner
+from normcontrol.lab.cli import main
+from normcontrol.lab.config import Config
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.ledger import begin, open_folder
+from normcontrol.lab.runner import Runner
+from normcontrol.lab.study import Data, Study, grid, identity, load
+from normcontrol.lab.train import train
+from normcontrol.lab.warm import Warm
+
+DATA = Data("digest")
+
+
+@pytest.fixture
+def study(config, tmp_path):
+    """A study of two arms and two seeds, in a file of its own."""
+    path = tmp_path / "mine.py"
+    config.save(tmp_path / "base.json")
+    path.write_text(
+        textwrap.dedent(f"""
+        from pathlib import Path
+        from normcontrol.lab.config import Config
+        from normcontrol.lab.study import grid
+
+        BASE = Config.load(Path({str(tmp_path / "base.json")!r})).with_(checkpoint_every=0)
+
+        def decays(scale, done):
+            "Two decays against one ratio."
+            first = grid("AdamW", BASE, weight_decay=[0.1, 1.0], seeds=[0, 1])
+            if not done.done(first):
+                return first
+            best = done.best(first)
+            return first + grid("AdamWN", BASE.with_(optimizer="AdamWN", lr=best.config.optim.lr), ratio=[1.5], seeds=[0, 1])
+
+        def spoiled(scale, done):
+            return grid("AdamW", BASE, lr=[1e-2]) + grid("AdamW", BASE.with_(context=33), lr=[2e-2])
+        """)
+    )
+    return f"{path}:decays"
+
+
+def files(out):
+    return {path.name: path.stat().st_mtime_ns for path in (out / "cells").glob("*.jsonl")}
+
+
+def test_a_study_from_a_file_runs_all_cells_the_later_ones_chosen_by_the_earlier(study, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["study", study, "--out", str(out), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "6/6  AdamWN ratio=1.5 seed=1: val_loss" in said
+    assert "All 6 cells are finished" in said
+    assert len(files(out)) == 6
+    assert not (out / "work").exists()
+    ledger = open_folder(out)
+    done = ledger.results()
+    for cell in ledger.cells(done):
+        record = done.of(cell)
+        assert record.good
+        assert record.curves["val_loss"][0] == [0, 6, 12]
+        assert record.curves["ratio"][1][-1] == record.final["ratio"]
+        assert record.environment["data"]["digest"] == next(iter(ledger.digests.values())).digest
+    before = files(out)
+    assert main(["study", study, "--out", str(out), "--device", "cpu"]) == 0
+    assert files(out) == before
+
+
+def test_a_record_is_small_and_says_nothing_of_the_machines_folders(study, tmp_path):
+    out = tmp_path / "out"
+    Runner(begin(out, study, "tiny"), device="cpu", only=("seed=0",)).run()
+    path = next((out / "cells").glob("*.jsonl"))
+    assert path.stat().st_size < 8000
+    head = json.loads(path.read_text().splitlines()[0])
+    assert str(tmp_path) not in json.dumps(head["environment"]["data"])
+
+
+def test_several_workers_give_the_same_numbers_as_one(study, tmp_path):
+    one, two = (begin(tmp_path / str(n), study, "tiny") for n in (1, 2))
+    assert Runner(one, device="cpu", workers=1).run().left == 0
+    assert Runner(two, device="cpu", workers=2).run().left == 0
+    assert {i: (r.final, r.curves) for i, r in one.results().items()} == {i: (r.final, r.curves) for i, r in two.results().items()}
+
+
+def test_a_killed_study_goes_on_where_it_was(study, tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "normcontrol.lab", "study", study, "--out", str(out), "--device", "cpu"]
+    process = subprocess.Popen(command)
+    while process.poll() is None and len(files(out)) < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = files(out)
+    assert Runner(begin(out, study, "tiny"), device="cpu").run().left == 0
+    after = files(out)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == 6
+
+
+def test_no_cell_is_started_that_would_not_end_in_time(study, tmp_path, monkeypatch):
+    ledger = begin(tmp_path / "out", study, "tiny")
+    monkeypatch.setattr(Runner, "_expected", lambda self, config: 100.0 if self._speeds else 0.0)
+    outcome = Runner(ledger, device="cpu", limit_minutes=1.5).run()
+    assert (outcome.done, outcome.stopped) == (1, "the time is up")
+    monkeypatch.undo()
+    assert Runner(ledger, device="cpu", limit_minutes=5).run().left == 0
+
+
+def test_only_some_cells(study, tmp_path):
+    ledger = begin(tmp_path / "out", study, "tiny")
+    Runner(ledger, device="cpu", only=("weight_decay=1 ",)).run()
+    assert {r.config["weight_decay"] for r in ledger.results().values()} == {1.0}
+
+
+def test_two_studies_do_not_mix(study, tmp_path, config, capsys):
+    out = tmp_path / "out"
+    begin(out, study, "tiny")
+    with pytest.raises(LabError, match="holds another study: its scale was 'tiny' and is 'small' now"):
+        begin(out, study, "small")
+    with pytest.raises(LabError, match="holds another study: its study was "):
+        begin(out, study.replace("decays", "spoiled"), "tiny")
+
+
+def test_other_data_under_the_same_name_is_refused_and_the_same_data_elsewhere_is_not(study, tmp_path, corpus):
+    out = tmp_path / "out"
+    Runner(begin(out, study, "tiny", str(corpus)), device="cpu", only=("seed=0",)).run()
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in corpus.iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+    ledger = begin(out, study, "tiny", str(moved))
+    cell = ledger.cells(ledger.results())[0]
+    assert ledger.results().of(cell) is not None
+    manifest = json.loads((moved / "manifest.json").read_text())
+    manifest["splits"]["val"]["shards"] = manifest["splits"]["train"]["shards"][:1]
+    (moved / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(LabError, match="the same study on other data"):
+        begin(out, study, "tiny", str(moved))
+
+
+def test_failed_runs_are_kept_and_tried_again_and_diverged_ones_are_kept(study, tmp_path, monkeypatch):
+    ledger = begin(tmp_path / "out", study.replace("decays", "spoiled"), "tiny")
+    Runner(ledger, device="cpu").run()
+    statuses = sorted((r.status, r.error[:15]) for r in ledger.results().values())
+    assert statuses == [("failed", "tokens_per_step"), ("finished", "")]
+
+    def nan(*args, **options):
+        raise LabError("The loss or gradient was not finite in 5 steps in a row")
+
+    monkeypatch.setattr(runner, "train", nan)
+    Runner(ledger, device="cpu").run()
+    assert sorted(r.status for r in ledger.results().values()) == ["diverged", "finished"]
+    monkeypatch.setattr(runner, "train", None)  # would fail if anything were run again
+    assert Runner(ledger, device="cpu").run().left == 0
+
+
+def test_a_run_that_learned_nothing_has_diverged():
+    lines = [{"step": 0, "val_loss": 3.0, "ratio": 1.0}, {"step": 9, "val_loss": 3.5}]
+    assert results.summarise("x", Config(), {}, lines, 1.0).status == "diverged"
+
+
+def test_a_corrupt_record_is_named_and_left_out(study, tmp_path):
+    out = tmp_path / "out"
+    ledger = begin(out, study, "tiny")
+    Runner(ledger, device="cpu", only=("seed=0",)).run()
+    path = sorted((out / "cells").glob("*.jsonl"))[0]
+    path.write_text(path.read_text()[:-40])
+    done = ledger.results()
+    assert len(done) == len(files(out)) - 1
+    assert len(done.problems) == 1
+    assert f"{path} cannot be read" in done.problems[0]
+    Runner(ledger, device="cpu", only=("seed=0",)).run()
+    assert ledger.results().problems == []
+
+
+def test_a_cell_is_what_it_computes_and_nothing_else():
+    config = Config()
+    same = config.with_(micro_batch=1, device="cpu", compile=False, checkpoint_every=0, data="elsewhere")
+    assert identity(config, DATA) == identity(same, DATA)
+    others = [config.with_(lr=2e-3), config.with_(init_seed=1), config.with_(scope="tensor"), config.with_(eval_every=7)]
+    names = {identity(config, DATA), identity(config, Data("other")), identity(config, Data("digest", {"owt": "x"}))}
+    assert len(names | {identity(other, DATA) for other in others}) == 7
+
+
+def test_warm_runs_compute_the_same_bits_as_fresh_ones(config, tmp_path):
+    warm = Warm()
+    for i, changes in enumerate([{"optimizer": "AdamWN"}, {"init_seed": 3, "init_scale": 1.5}, {"optimizer": "AdamC"}, {"width": 16}]):
+        one = config.with_(**changes, dropout=0.1)
+        assert train(one, tmp_path / f"warm-{i}", warm=warm)
+        assert train(one, tmp_path / f"fresh-{i}")
+        assert (tmp_path / f"warm-{i}/metrics.jsonl").read_bytes() == (tmp_path / f"fresh-{i}/metrics.jsonl").read_bytes()
+
+
+def test_other_data_is_validated_on_at_the_end(config, corpus, tmp_path):
+    import numpy as np
+
+    assert train(config.with_(also_validate=(str(corpus),)), tmp_path / "run")
+    last = metrics.read(tmp_path / "run")[-1]
+    assert last["val_loss_data"] == pytest.approx(last["val_loss"], abs=1e-12)
+    (tmp_path / "other").mkdir()
+    np.arange(100).astype("<u2").tofile(tmp_path / "other/val.bin")
+    with pytest.raises(LabError, match=r"holds tokens of gpt2, and the model is trained on tokens of bytes"):
+        train(config.with_(also_validate=(str(tmp_path / "other"),)), tmp_path / "two")
+    with pytest.raises(LabError, match=r"There is no manifest.json and no val.bin in"):
+        train(config.with_(also_validate=(str(tmp_path),)), tmp_path / "three")
+
+
+def test_an_unknown_study_is_refused(tmp_path, study):
+    with pytest.raises(LabError, match=r"There is no study 'claim'. Did you mean claims\?"):
+        load("claim")
+    with pytest.raises(LabError, match=r"has no function 'decay'. Did you mean decays\?"):
+        load(study[:-1])
+    with pytest.raises(LabError, match=r"There is no file 'nowhere.py'"):
+        load("nowhere.py:f")
+    assert isinstance(load(study), Study)
+
+
+def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_controls(corpus, tmp_path):
+    ledger = begin(tmp_path / "out", "claims", "small", str(corpus))
+    done = ledger.results()
+    cells = ledger.cells(done)
+    assert [sum(c.arm == arm for c in cells) for arm in ("AdamW", "AdamWN")] == [9, 9]
+    assert {c.config.optim.lr for c in cells[:6]} == {2e-3}
+    for cell in cells:
+        loss = (
+            4
+            + abs(cell.config.optim.lr - 2e-3) * 100
+            + abs(cell.config.optim.weight_decay - 0.3)
+            + abs((cell.config.optim.ratio or 1.6) - 1.6)
+        )
+        lines = [{"step": 0, "val_loss": 10.0, "ratio": 1.0}, {"step": 1500, "val_loss": loss, "ratio": 2.0}]
+        done.add(results.summarise(identity(cell.config, ledger.data_of(cell.config)), cell.config, {}, lines, 70.0))
+    seeds = [c for c in ledger.cells(done) if c.part == "seeds"]
+    assert {(c.arm, c.seed) for c in seeds} == {
+        (arm, s) for arm in ("AdamW", "AdamWN", "AdamW from scaled weights", "AdamC") for s in range(3)
+    }
+    scaled = next(c for c in seeds if c.arm == "AdamW from scaled weights")
+    assert scaled.config.model.init_scale == 1.6
+    assert scaled.config.optim.weight_decay == 0.3
+    adamc = next(c for c in seeds if c.arm == "AdamC")
+    assert adamc.config.optim.weight_decay == pytest.approx(0.3 * 0.55 / 0.404, rel=0.02)
+
+
+def test_a_grid_is_every_combination_with_paired_seeds():
+    cells = grid("A", Config(), lr=[1e-3, 2e-3], weight_decay=[0.1, 0.2], seeds=[0, 5])
+    assert len({cell.label for cell in cells}) == 8
+    assert all(c.config.model.init_seed == c.config.data.data_seed == c.seed for c in cells)

@@ -1,0 +1,243 @@
+"""The verdict says what the runs allow, and names everything that weakens it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fakes import FakeLedger, record
+
+from normcontrol.lab import stats
+from normcontrol.lab.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED
+from normcontrol.lab.config import Config
+from normcontrol.lab.studies import STUDIES, rules
+from normcontrol.lab.study import Study, grid
+from normcontrol.lab.verdict import judge, lines
+
+NOISE = {0: 0.0, 1: 0.003, 2: -0.004, 3: 0.001, 4: 0.002}
+
+
+def two_arms(scale, done):
+    adamw = grid("AdamW", Config().with_(optimizer="AdamW"), lr=[1e-3, 2e-3, 4e-3], seeds=[0, 1, 2])
+    return adamw + grid("AdamWN", Config(), lr=[1e-3, 2e-3, 4e-3], seeds=[0, 1, 2])
+
+
+def outcome(gain=0.02, worst=None):
+    def of(cell):
+        away = abs(math.log2(cell.config.optim.lr / 2e-3))
+        better = gain + 0.1 * NOISE[cell.seed] if cell.arm == "AdamWN" else 0.0
+        loss = math.inf if worst and worst in cell.label else 3 + away + NOISE[cell.seed] - better
+        return record(cell, loss, owt=loss + 1)
+
+    return of
+
+
+def test_a_difference_that_is_there_is_shown_with_its_interval_and_the_tuning():
+    verdict = judge(FakeLedger(Study("s", two_arms, baseline="AdamW"), outcome()))
+    first, second = verdict.sentences()
+    assert "AdamWN lr=0.002 ended at a validation loss 0.0200 lower than AdamW lr=0.002 (-0.0200 ± 0.00" in first
+    assert first.endswith("n = 3 paired seeds): shown.")
+    assert second == "They had 3 trials each; the optimum of AdamWN is inside, that of AdamW inside."
+    row = dict(zip(verdict.headings(), verdict.table()[1], strict=True))
+    assert row["n"] == "3"
+    assert row["loss on owt"] == "3.9797"
+    assert row["difference on owt"].startswith("-0.0200 ±")
+    assert row["steps to baseline"] == "100%"  # a straight line down to 2.98 passes 3.00 in the last thousandth
+    assert not verdict.flags
+
+
+def test_a_difference_within_the_noise_is_not_shown_and_says_what_could_have_been():
+    def noisy(cell):
+        return record(cell, 3 + NOISE[cell.seed] * (1 if cell.arm == "AdamW" else -1))
+
+    sentence = judge(FakeLedger(Study("s", two_arms), noisy)).sentences()[0]
+    assert "not shown; 0.0" in sentence
+    assert "would have been detected in four of five such studies" in sentence
+
+
+def test_one_seed_has_no_interval_and_says_so():
+    def cells(scale, done):
+        return [c for c in two_arms(scale, done) if c.seed == 0]
+
+    verdict = judge(FakeLedger(Study("s", cells), outcome()))
+    assert "one pair of runs, so not shown" in verdict.sentences()[0]
+    assert "One seed gives no interval: differences are of single runs." in verdict.flags
+
+
+def test_arms_with_another_budget_or_other_data_are_flagged_and_not_compared():
+    def cells(scale, done):
+        return two_arms(scale, done) + grid("longer", Config().with_(steps=200_000), seeds=[0, 1]) + grid("other", Config().with_(lr=7e-3))
+
+    def of(cell):
+        return record(cell, 3.0, digest="another" if cell.arm == "other" else "digest")
+
+    verdict = judge(FakeLedger(Study("s", cells, baseline="AdamW"), of))
+    assert "longer is not compared with AdamW: steps 200000 against 100000." in verdict.flags
+    assert "other is not compared with AdamW: other data." in verdict.flags
+    assert [bool(row.differences) for row in verdict.rows] == [False, True, False, False]
+
+
+def test_unequal_trials_diverged_runs_and_an_optimum_at_the_edge_are_said():
+    def cells(scale, done):
+        return [c for c in two_arms(scale, done) if not (c.arm == "AdamWN" and c.config.optim.lr == 4e-3)]
+
+    verdict = judge(FakeLedger(Study("s", cells), outcome(worst="AdamW lr=0.004 seed=1")))
+    assert "Trials are not equal: AdamW had 3, AdamWN 2." in verdict.flags
+    assert any(flag.startswith("1 runs diverged or failed") for flag in verdict.flags)
+    assert verdict.rows[1].inside == "not tuned"
+
+    def low(cell):
+        return record(cell, 3 + cell.config.optim.lr)
+
+    edge = judge(FakeLedger(Study("s", two_arms), low))
+    assert edge.rows[0].inside == "at the edge: lr=0.001"
+
+
+def test_missing_corrupt_and_foreign_files_are_named():
+    of = outcome()
+    ledger = FakeLedger(Study("s", two_arms), lambda c: None if c.seed == 2 else of(c), problems=["x.jsonl cannot be read"])
+    verdict = judge(ledger)
+    assert verdict.flags[:2] == ["x.jsonl cannot be read", "6 cells are not run yet."]
+
+    class WithForeign(FakeLedger):
+        def results(self):
+            done = super().results()
+            done.add(record(grid("x", Config().with_(lr=9.0))[0], 3.0))
+            return done
+
+    assert "1 files in results/fake are of other settings" in judge(WithForeign(Study("s", two_arms), of)).flags[0]
+
+
+def test_nothing_run_is_said():
+    assert judge(FakeLedger(Study("s", two_arms), lambda cell: None)).sentences() == ["Nothing was run yet."]
+
+
+def claims_outcome(**more):
+    """The claims study with results as the paper would have them, some of them changed."""
+    effects = {
+        rules.ADAMWN: -0.05,
+        rules.HELD: -0.07,
+        rules.SCALED: -0.02,
+        rules.ADAMC: -0.03,
+        rules.TENSOR: -0.03,
+        rules.LAYERNORM: 0.0,
+        rules.RATE: -0.05,
+        **more,
+    }
+
+    def of(cell):
+        o = cell.config.optim
+        half = rules.HALF in cell.arm
+        loss = 4 + (math.log2(o.lr / 8e-3)) ** 2 + NOISE[cell.seed] + half
+        loss += effects.get(cell.arm.removesuffix(rules.HALF), 0.0) + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
+        best_decay = 0.6 if half else 0.3
+        if o.optimizer == "AdamW":
+            loss += 0.1 * math.log(o.weight_decay / best_decay + 1e-3 * cell.seed) ** 2
+        elif o.optimizer == "AdamWN":
+            loss += 0.1 * math.log((o.ratio or 1) / 3.5) ** 2
+        if cell.arm == rules.RATE:
+            loss += more.get("rate_effect", 0.0) * abs(math.log10(o.rate / 0.1))
+        ratio = (o.ratio or 1) if o.optimizer == "AdamWN" else 3 * math.sqrt(o.lr / 8e-3)
+        if cell.arm == rules.OFFSET:
+            square = rules.initial_square(record(cell, loss))
+            noise = more.get("noise", lambda o: 1.0)(o)
+            x = ratio  # solve the balance of noise and control by iteration
+            for _ in range(20_000):
+                x = (1 - o.rate) * math.sqrt(x**2 + noise * o.lr**2 / square) + o.rate * ratio
+            made = record(cell, loss, ratio=x, points=7)
+            steps, values = made.curves["ratio"]
+            made.curves["ratio"] = (steps, [x] * len(values))
+            return made
+        return record(
+            cell, loss, ratio=ratio * (more.get("drift", 0.0) * math.log2(o.lr / 8e-3) + 1) if c.optim.optimizer == "AdamWN" else ratio
+        )
+
+    return of
+
+
+def findings(**more):
+    verdict = judge(FakeLedger(STUDIES["claims"], claims_outcome(**more)))
+    return {claim.name: finding for claim, finding in verdict.findings}
+
+
+def test_claims_that_hold_are_supported():
+    found = findings()
+    assert {name: f.outcome for name, f in found.items()} == dict.fromkeys((c.name for c in rules.CLAIMS), SUPPORTED)
+    assert "C = 1.00" in found["offset"].numbers
+
+
+@pytest.mark.parametrize(
+    ("claim", "change"),
+    [
+        ("tuned", {rules.ADAMWN: 0.05}),
+        ("not the start", {rules.SCALED: -0.09}),
+        ("not AdamC", {rules.ADAMC: -0.09}),
+        ("same freedom", {rules.HELD: 0.0}),
+        ("norm and learning rate", {"drift": 0.1}),
+        ("rate", {"rate_effect": 0.1}),
+        ("one norm", {rules.TENSOR: -0.2}),
+        ("LayerNorm", {rules.LAYERNORM: -0.2}),
+        ("offset", {"noise": lambda o: o.rate}),
+    ],
+)
+def test_claims_that_do_not_hold_are_refuted(claim, change):
+    assert findings(**change)[claim].outcome == REFUTED
+
+
+def test_claims_without_runs_or_with_one_seed_are_not_called_anything_else():
+    verdict = judge(FakeLedger(STUDIES["claims"], lambda cell: None))
+    assert {finding.outcome for _, finding in verdict.findings} == {NOT_RUN}
+    small = judge(FakeLedger(STUDIES["claims"], lambda cell: claims_outcome()(cell), scale="small"))
+    by = {claim.name: finding for claim, finding in small.findings}
+    assert by["rate"].outcome == by["horizon"].outcome == NOT_SHOWN
+    assert "one seed has no interval" in by["rate"].numbers
+
+
+def test_the_papers_numbers_stand_beside_ours_with_what_differs():
+    def of(cell):
+        return record(cell, 3.0, ratio=2.5)
+
+    verdict = judge(FakeLedger(STUDIES["figure2"], of))
+    text = "\n".join(lines(verdict))
+    assert "AdamW's final norm ratio  2.415  2.5000" in text
+    assert "What differs here: a GPT of 0.9 M weights" in text
+    assert [row.arm for row in verdict.rows] == ["AdamW wd 0.1", "AdamWN at its norm"]
+    ratios = {cell.config.optim.ratio for cell in STUDIES["figure2"].cells("full", FakeLedger(STUDIES["figure2"], of, "full").results())}
+    assert ratios == {None, 2.5}
+
+
+def test_the_figures_have_the_papers_settings_at_full_scale():
+    full = STUDIES["figure3"].cells("full", None)
+    assert [c.config.optim.weight_decay for c in full[:3]] == [0.05, 0.1, 0.15]
+    assert [c.config.optim.ratio for c in full[3:]] == [2.0, 2.4, 2.8]
+    c = full[3].config
+    assert (c.run.steps, c.data.tokens_per_step, c.optim.lr, c.optim.rate, c.optim.ramp, c.optim.warmup, c.optim.betas) == (
+        100_000,
+        491_520,
+        1e-3,
+        1e-2,
+        2500,
+        2000,
+        (0.9, 0.95),
+    )
+    for scale in ("tiny", "small"):
+        for cell, shrunk in zip(full, STUDIES["figure3"].cells(scale, None), strict=True):
+            (a, T), (b, t) = ((x.config.optim, x.config.run.steps) for x in (cell, shrunk))
+            assert b.lr * b.weight_decay * t == pytest.approx(a.lr * a.weight_decay * T)
+            assert b.lr / b.weight_decay == pytest.approx(a.lr / a.weight_decay)
+    assert all(c.config.optim.norm_layers for c in STUDIES["figure4"].cells("full", None)[1:])
+    assert STUDIES["figure4"].cells("full", None)[0].config.run.steps == 200_000
+
+
+def test_statistics_by_hand():
+    d = stats.paired([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
+    assert d.half == pytest.approx(4.303 / 3**0.5)
+    assert d.detectable == pytest.approx((4.303 + 1.061) / 3**0.5)
+    assert len(stats.T975) == len(stats.T80) == 30
+    assert stats.steps_to([0, 10], [5.0, 4.0], 3.0) is None
+    assert stats.best_of([1.0, math.inf])[1] == 1.0
+    assert stats.best_of([1.0, math.inf])[0] == math.inf
