@@ -188,7 +188,7 @@ def decay_for(
     def reached(decay: float) -> float:
         ends = {g: _end(lrs[g], decays(method, lrs[g], decay)) for g in {c.group for c in found}}
         squares = (c.count * (ends[c.group][0] * c.rms**2 + _constant(c, constants, 0.0).value * ends[c.group][1]) for c in found)
-        return math.sqrt(sum(squares) / start)
+        return math.sqrt(max(sum(squares), 0.0) / start)
 
     return solve(reached, ratio, 1 / max(map(max, lrs)), f"a ratio of {ratio:.4g} at the end of {len(lrs[0]):,} steps of {method}")
 
@@ -235,7 +235,7 @@ def calibrate(recorded: NormTrace | Mapping[str, ClassTrace]) -> dict[str, Const
             raise ValueError(f"The trace of {name} is empty: no step that moved it is recorded. Record at least one.")
         first = c.norms[0] ** 2
         seen = [(n**2 - k * first) / (c.count * s) for n, k, s in zip(c.norms[1:], c.kept[1:], c.noise[1:], strict=True) if s > 0]
-        late = [max(x, 0.0) for x in seen[len(seen) // 2 :]]
+        late = seen[len(seen) // 2 :]
         constants[name] = Constant(late[-1], min(late), max(late))
     return constants
 
@@ -290,18 +290,18 @@ def _predict(
     if not start > 0:
         raise ValueError("All the weights are zero, so there is no initial norm to give a ratio to. Initialise the model first.")
     ratio, low, high = (math.sqrt(end / start) for end in ends)
-    doubts = () if isinstance(constants, Mapping) else tuple(_doubt(c) for c in classes if _is_doubtful(c.weights, c.kept))
+    doubts = tuple(doubt for c in classes for doubt in _doubts(c, isinstance(constants, Mapping)))
     for doubt in doubts:
         warnings.warn(doubt, stacklevel=3)
-    assumptions = _assumptions(isinstance(constants, Mapping), bool(doubts))
+    assumptions = _assumptions(isinstance(constants, Mapping), any(_is_doubtful(c.weights, c.kept) for c in classes))
     return Prediction(method, len(lrs[0]), ratio, low, high, math.sqrt(ends[0]), tuple(classes), assumptions, doubts, lrs)
 
 
 def _class(c: TensorClass, kept: list[float], noise: list[float], constants: Constants) -> ClassPrediction:
     constant = _constant(c, constants, kept[-1])
-    rms, low, high = (math.sqrt(kept[-1] * c.rms**2 + x * noise[-1]) for x in (constant.value, constant.low, constant.high))
+    rms, low, high = (math.sqrt(max(kept[-1] * c.rms**2 + x * noise[-1], 0.0)) for x in (constant.value, constant.low, constant.high))
     squares = torch.tensor(kept, dtype=torch.float64) * c.rms**2 + constant.value * torch.tensor(noise, dtype=torch.float64)
-    return ClassPrediction(c, constant, kept[-1], rms, low, high, squares)
+    return ClassPrediction(c, constant, kept[-1], rms, low, high, squares.clamp(min=0))
 
 
 def _lrs(lr: LearningRate | None, steps: int | None, classes: list[TensorClass]) -> list[list[float]]:
@@ -355,12 +355,20 @@ def _is_doubtful(c: TensorClass, kept: float) -> bool:
     return c.tied and kept > SHORT
 
 
-def _doubt(c: ClassPrediction) -> str:
-    return (
-        f"{c.weights.name} is an embedding tied to the head, and the run is short: decay leaves {c.kept:.0%} of what the first steps did. "
-        f"There the random walk is known not to hold (C of about {TIED:g} was measured, not {c.constant.value:g}), and the norm comes out "
-        "too low. Calibrate on a run of this model, or record AdamW's norm with NormTrace."
-    )
+def _doubts(c: ClassPrediction, calibrated: bool) -> list[str]:
+    name, value = c.weights.name, c.constant.value
+    if calibrated and value <= 0:
+        return [
+            f"The calibrated C of {name} is {value:.3g}: gradients shortened it by more than noise lengthens it, which is no random "
+            "walk. Its norm is predicted for runs like the one calibrated on, and for no others."
+        ]
+    if not calibrated and _is_doubtful(c.weights, c.kept):
+        return [
+            f"{name} is an embedding tied to the head, and the run is short: decay leaves {c.kept:.0%} of what the first steps did. There "
+            f"the random walk is known not to hold (C of about {TIED:g} was measured, not {value:g}), and the norm comes out too low. "
+            "Calibrate on a run of this model, or record AdamW's norm with NormTrace."
+        ]
+    return []
 
 
 def _assumptions(calibrated: bool, doubtful: bool) -> tuple[str, ...]:
