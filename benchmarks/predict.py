@@ -179,10 +179,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw the result here")
     parser.add_argument("--draw", type=Path, metavar="JSON", help="train nothing: take the result from here")
     asked = parser.parse_args()
-    if asked.draw:
-        result = json.loads(asked.draw.read_text())
-    else:
-        result = compare(asked.runs or trained(asked))
+    result = json.loads(asked.draw.read_text()) if asked.draw else compare(asked.runs or trained(asked))
     print(table(result))
     print(
         "C by class, each from its own run: " + "; ".join(", ".join(f"{n} {c:.2f}" for n, c in run["C"].items()) for run in result["runs"])
