@@ -19,33 +19,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normcontrol.classes import TensorClass, classes_of
+from normcontrol.constants import ALL, Constant, Constants, assumptions, calibrate, constant_of, doubts
 from normcontrol.learning_rates import LearningRate, learning_rates
-from normcontrol.record import ClassTrace, NormTrace
 from normcontrol.schedule import linear, trace
-
-SPREAD = (0.5, 1.4)
-"""Within these bounds lay C of the matrices of the GPTs that were measured: the error bars where nothing is calibrated."""
-TIED = 3.0
-"""About what C was for an embedding tied to the head in a short run: its gradients agree from step to step."""
-SHORT = 0.05
-"""A run is short for a class if decay leaves more than this share of its initial mean square (three relaxation times leave as much):
-then what the first steps did, when gradients agree most, is still in the norm."""
-ALL = "all"
-"""The name of a constant that holds for every class."""
 
 Weights = nn.Module | Optimizer | Iterable[TensorClass]
 
-
-@dataclass(frozen=True)
-class Constant:
-    """C of a class, and the bounds within which it may be."""
-
-    value: float
-    low: float
-    high: float
-
-
-Constants = float | Mapping[str, Constant]
+__all__ = [
+    "ALL",
+    "ClassPrediction",
+    "Constant",
+    "Constants",
+    "Prediction",
+    "TensorClass",
+    "adamc",
+    "adamw",
+    "calibrate",
+    "decay_for",
+    "decays",
+    "solve",
+    "walk",
+]
 
 
 @dataclass(frozen=True)
@@ -187,7 +181,7 @@ def decay_for(
 
     def reached(decay: float) -> float:
         ends = {g: _end(lrs[g], decays(method, lrs[g], decay)) for g in {c.group for c in found}}
-        squares = (c.count * (ends[c.group][0] * c.rms**2 + _constant(c, constants, 0.0).value * ends[c.group][1]) for c in found)
+        squares = (c.count * (ends[c.group][0] * c.rms**2 + constant_of(c, constants, 0.0).value * ends[c.group][1]) for c in found)
         return math.sqrt(max(sum(squares), 0.0) / start)
 
     return solve(reached, ratio, 1 / max(map(max, lrs)), f"a ratio of {ratio:.4g} at the end of {len(lrs[0]):,} steps of {method}")
@@ -206,38 +200,6 @@ def solve(value: Callable[[float], float], wanted: float, most: float, what: str
         middle = (left + right) / 2
         left, right = (middle, right) if value(middle) > wanted else (left, middle)
     return (left + right) / 2
-
-
-def calibrate(recorded: NormTrace | Mapping[str, ClassTrace]) -> dict[str, Constant]:
-    """The constants C of one AdamW run, class by class, for predictions of other runs of the same model.
-
-    Each is the C with which that run would have been predicted to end where it did. Its bounds are the least and the greatest that
-    would have been found, had the run ended anywhere in its second half.
-
-    >>> layer = nn.Linear(32, 32, bias=False)
-    >>> optimizer = torch.optim.AdamW(layer.named_parameters(), lr=1e-2, weight_decay=0.1)
-    >>> recorded = NormTrace(optimizer, every=10)
-    >>> for _ in range(200):
-    ...     layer.weight.grad = torch.randn(32, 32)
-    ...     optimizer.step()
-    >>> round(calibrate(recorded)["weight"].value)     # independent gradients
-    1
-    """
-    classes = recorded.classes if isinstance(recorded, NormTrace) else recorded
-    if not classes:
-        raise ValueError(
-            "The trace holds no norms of classes to find constants from: it is empty, or was saved as CSV, or is of an optimizer under "
-            "norm control. Record a run of AdamW with NormTrace, and save it as JSON."
-        )
-    constants = {}
-    for name, c in classes.items():
-        if len(c.norms) < 2 or not c.noise[-1] > 0:
-            raise ValueError(f"The trace of {name} is empty: no step that moved it is recorded. Record at least one.")
-        first = c.norms[0] ** 2
-        seen = [(n**2 - k * first) / (c.count * s) for n, k, s in zip(c.norms[1:], c.kept[1:], c.noise[1:], strict=True) if s > 0]
-        late = seen[len(seen) // 2 :]
-        constants[name] = Constant(late[-1], min(late), max(late))
-    return constants
 
 
 def decays(method: str, lrs: Sequence[float], weight_decay: float) -> list[float]:
@@ -290,15 +252,16 @@ def _predict(
     if not start > 0:
         raise ValueError("All the weights are zero, so there is no initial norm to give a ratio to. Initialise the model first.")
     ratio, low, high = (math.sqrt(end / start) for end in ends)
-    doubts = tuple(doubt for c in classes for doubt in _doubts(c, isinstance(constants, Mapping)))
-    for doubt in doubts:
+    calibrated = isinstance(constants, Mapping)
+    doubted = tuple(doubt for c in classes for doubt in doubts(c.weights, c.constant, c.kept, calibrated))
+    for doubt in doubted:
         warnings.warn(doubt, stacklevel=3)
-    assumptions = _assumptions(isinstance(constants, Mapping), any(_is_doubtful(c.weights, c.kept) for c in classes))
-    return Prediction(method, len(lrs[0]), ratio, low, high, math.sqrt(ends[0]), tuple(classes), assumptions, doubts, lrs)
+    assumed = assumptions(found, calibrated, shown=isinstance(weights, nn.Module))
+    return Prediction(method, len(lrs[0]), ratio, low, high, math.sqrt(ends[0]), tuple(classes), assumed, doubted, lrs)
 
 
 def _class(c: TensorClass, kept: list[float], noise: list[float], constants: Constants) -> ClassPrediction:
-    constant = _constant(c, constants, kept[-1])
+    constant = constant_of(c, constants, kept[-1])
     rms, low, high = (math.sqrt(max(kept[-1] * c.rms**2 + x * noise[-1], 0.0)) for x in (constant.value, constant.low, constant.high))
     squares = torch.tensor(kept, dtype=torch.float64) * c.rms**2 + constant.value * torch.tensor(noise, dtype=torch.float64)
     return ClassPrediction(c, constant, kept[-1], rms, low, high, squares.clamp(min=0))
@@ -334,48 +297,3 @@ def _decay(c: TensorClass, given: float | None) -> float:
     if not (math.isfinite(decay) and decay >= 0):
         raise ValueError(f"weight_decay={decay}: decay shortens weights, so it cannot be negative or NaN. Give 0 or more.")
     return decay
-
-
-def _constant(c: TensorClass, constants: Constants, kept: float) -> Constant:
-    if isinstance(constants, Mapping):
-        found = constants.get(c.name, constants.get(ALL))
-        if found is None:
-            raise ValueError(
-                f"The constants are of the classes {', '.join(constants)}; there is none for {c.name}. Calibrate on a run of the same "
-                "model, and give both optimizers names: AdamW(model.named_parameters())."
-            )
-        return found
-    value = float(constants)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"constants={constants}: C is the mean square that a step of lr 1 adds, a positive number near 1.")
-    return Constant(value, min(SPREAD[0], value), max(TIED if _is_doubtful(c, kept) else SPREAD[1], value))
-
-
-def _is_doubtful(c: TensorClass, kept: float) -> bool:
-    return c.tied and kept > SHORT
-
-
-def _doubts(c: ClassPrediction, calibrated: bool) -> list[str]:
-    name, value = c.weights.name, c.constant.value
-    if calibrated and value <= 0:
-        return [
-            f"The calibrated C of {name} is {value:.3g}: gradients shortened it by more than noise lengthens it, which is no random "
-            "walk. Its norm is predicted for runs like the one calibrated on, and for no others."
-        ]
-    if not calibrated and _is_doubtful(c.weights, c.kept):
-        return [
-            f"{name} is an embedding tied to the head, and the run is short: decay leaves {c.kept:.0%} of what the first steps did. There "
-            f"the random walk is known not to hold (C of about {TIED:g} was measured, not {value:g}), and the norm comes out too low. "
-            "Calibrate on a run of this model, or record AdamW's norm with NormTrace."
-        ]
-    return []
-
-
-def _assumptions(calibrated: bool, doubtful: bool) -> tuple[str, ...]:
-    bounds = f"from {SPREAD[0]:g} to {SPREAD[1]:g}, as measured for matrices of GPTs{f', to {TIED:g} where doubtful' if doubtful else ''}"
-    return (
-        "each step adds C * lr^2 to the mean square of a class, with one C for the whole run, and decay takes its share",
-        "C as calibrated; bounds: its range over the second half of that run"
-        if calibrated
-        else f"gradients of different steps are nearly independent (C = 1 if they are); bounds: C {bounds}",
-    )

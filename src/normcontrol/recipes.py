@@ -7,6 +7,7 @@ of the updates relative to the weights. Every :class:`Recipe` says which. All of
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,7 +153,9 @@ def _mean_update(plan: Prediction) -> float:
 def _again(plan: Prediction, method: str, decay: float) -> Prediction:
     """The same weights and learning rates, by another method."""
     predicted = predict.adamc if method == "AdamC" else predict.adamw
-    return predicted([c.weights for c in plan.classes], _rates(plan), decay, steps=plan.steps, constants=_constants(plan))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its doubts are the plan's, which have been said
+        return predicted([c.weights for c in plan.classes], _rates(plan), decay, steps=plan.steps, constants=_constants(plan))
 
 
 def _decay_for(plan: Prediction, ratio: float, method: str) -> float:
