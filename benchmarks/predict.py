@@ -33,6 +33,8 @@ FACTORS = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.5, 2.0))
 """The four pairs, as multiples of the preset's learning rate and decay. The first is the one that is calibrated on."""
 TIED = ("wte.weight",)
 """nanoGPT's head is its embedding; the laboratory's model uses it by hand."""
+NAMES = {"all": "all that is decayed", "hidden matrices": "hidden matrices alone"}
+KINDS = tuple(NAMES)
 
 
 class Run:
@@ -71,11 +73,6 @@ class Run:
             norms = {predict.ALL: [start * self.ratios[s] / self.config.model.init_scale for s in steps]}
         return {n: ClassTrace(counts[n], norms[n], [kept[s] for s in steps], [noise[s] for s in steps]) for n in counts}
 
-    def predicted(self, constants: predict.Constants) -> predict.Prediction:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the doubts go into the result
-            return predict.adamw(self.classes, self.lrs, self.decay, constants=constants)
-
 
 def compare(folders: list[Path]) -> dict[str, Any]:
     """Predictions for every run, the calibrated ones from the first."""
@@ -92,50 +89,51 @@ def compare(folders: list[Path]) -> dict[str, Any]:
 
 
 def _compared(run: Run, constants: dict[str, predict.Constant]) -> dict[str, Any]:
-    plain, fitted = run.predicted(1.0), run.predicted(constants)
-    scale, steps = run.config.model.init_scale, sorted(run.ratios)
-    measured = run.ratios[steps[-1]] / scale
-    own = predict.calibrate(run.trace())
-    last = run.norms[max(run.norms)] if run.norms else {}
-    return {
+    scale = run.config.model.init_scale
+    found = {
         "lr": run.config.optim.lr,
         "weight_decay": run.decay,
         "steps": run.config.run.steps,
-        "measured": measured,
-        "uncalibrated": _one(plain, measured),
-        "calibrated": _one(fitted, measured),
-        "C": {name: c.value for name, c in own.items()},
-        "classes": {
-            c.weights.name: {
-                "measured": last[c.weights.name] / (c.weights.rms * math.sqrt(c.weights.count)),
-                "uncalibrated": c.ratio,
-                "calibrated": f.ratio,
-            }
-            for c, f in zip(plain.classes, fitted.classes, strict=True)
-            if last
-        },
-        "curve": {
-            "steps": steps,
-            "measured": [round(run.ratios[s] / scale, 5) for s in steps],
-            "uncalibrated": [round(plain.ratios[s], 5) for s in steps],
-            "calibrated": [round(fitted.ratios[s], 5) for s in steps],
-        },
+        "C": {name: c.value for name, c in predict.calibrate(run.trace()).items()},
+        "all": _curves(run, run.classes, {step: ratio / scale for step, ratio in run.ratios.items()}, constants),
     }
+    if run.norms:
+        hidden = [c for c in run.classes if c.hidden]
+        start = sum(c.count * c.rms**2 for c in hidden)
+        measured = {step: math.sqrt(sum(norms[c.name] ** 2 for c in hidden) / start) for step, norms in run.norms.items()}
+        found["hidden matrices"] = _curves(run, hidden, measured, constants)
+    return found
 
 
-def _one(p: predict.Prediction, measured: float) -> dict[str, Any]:
-    return {"ratio": p.ratio, "low": p.low, "high": p.high, "error": p.ratio / measured - 1, "doubts": list(p.doubts)}
+def _curves(run: Run, classes: list[TensorClass], ratios: dict[int, float], constants: dict[str, predict.Constant]) -> dict[str, Any]:
+    """What some classes together were measured and predicted to do."""
+    steps = sorted(ratios)
+    found: dict[str, Any] = {"measured": ratios[steps[-1]], "steps": steps, "curve": [round(ratios[s], 4) for s in steps]}
+    for name, given in (("uncalibrated", 1.0), ("calibrated", constants)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the doubts go into the result
+            p = predict.adamw(classes, run.lrs, run.decay, constants=given)
+        error, predicted = p.ratio / ratios[steps[-1]] - 1, p.ratios
+        curve = [round(predicted[s], 4) for s in steps]
+        found[name] = {"ratio": p.ratio, "low": p.low, "high": p.high, "error": error, "doubts": list(p.doubts), "curve": curve}
+    return found
 
 
 def table(result: dict[str, Any]) -> str:
     """The result as a Markdown table."""
-    lines = ["| lr | decay | measured | predicted, C = 1 | error | calibrated on the first | error |", "|---|---|---|---|---|---|---|"]
-    for run in result["runs"]:
-        cells = [f"{run['lr']:g}", f"{run['weight_decay']:g}", f"{run['measured']:.3f}"]
-        for key in ("uncalibrated", "calibrated"):
-            p = run[key]
-            cells += [f"{p['ratio']:.3f} ({p['low']:.2f} to {p['high']:.2f})", f"{p['error']:+.1%}".replace("%", " %")]
-        lines.append(f"| {' | '.join(cells)} |")
+    lines = [
+        "| | lr | decay | measured | predicted, C = 1 | error | calibrated on the first | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind in KINDS:
+        for run in result["runs"]:
+            if kind not in run:
+                continue
+            cells = [kind, f"{run['lr']:g}", f"{run['weight_decay']:g}", f"{run[kind]['measured']:.3f}"]
+            for key in ("uncalibrated", "calibrated"):
+                p = run[kind][key]
+                cells += [f"{p['ratio']:.3f} ({p['low']:.2f} to {p['high']:.2f})", f"{p['error']:+.1%}".replace("%", " %")]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -146,25 +144,29 @@ def draw(result: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    measured, plain, fitted = "#333333", "#e08214", "#2171b5"
-    runs = result["runs"]
-    figure, axes = plt.subplots(1, len(runs), figsize=(3.1 * len(runs), 3.3), sharey=True, layout="constrained", squeeze=False)
-    for i, (ax, run) in enumerate(zip(axes[0], runs, strict=True)):
-        curve, end = run["curve"], run["steps"]
-        ax.plot(curve["steps"], curve["uncalibrated"], color=plain, lw=1.8, ls="--", label="predicted, C = 1")
-        ax.plot(curve["steps"], curve["calibrated"], color=fitted, lw=1.8, label="predicted, calibrated on the first run")
-        ax.plot(curve["steps"], curve["measured"], color=measured, lw=2.2, label="measured")
-        for key, colour, shift in (("uncalibrated", plain, 1.04), ("calibrated", fitted, 1.09)):
-            p = run[key]
-            bars = [[p["ratio"] - p["low"]], [p["high"] - p["ratio"]]]
-            ax.errorbar([end * shift], [p["ratio"]], yerr=bars, color=colour, fmt="o", ms=4, capsize=3)
-        first = ": calibrated on" if i == result["calibrated on"] else ""
-        ax.set_title(f"lr {run['lr']:g}, decay {run['weight_decay']:g}{first}", loc="left", fontsize=10.5, fontweight="bold")
-        ax.set_xlabel("step")
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.set_xlim(0, end * 1.13)
-    axes[0][0].set_ylabel("norm / initial norm")
-    axes[0][0].legend(frameon=False, fontsize=8.5, loc="upper left")
+    black, orange, blue = "#333333", "#e08214", "#2171b5"
+    runs, kinds = result["runs"], [kind for kind in KINDS if kind in result["runs"][0]]
+    size = (3.1 * len(runs), 2.9 * len(kinds))
+    figure, axes = plt.subplots(len(kinds), len(runs), figsize=size, sharex=True, sharey="row", layout="constrained", squeeze=False)
+    for row, kind in zip(axes, kinds, strict=True):
+        for i, (ax, run) in enumerate(zip(row, runs, strict=True)):
+            found, end = run[kind], run["steps"]
+            ax.plot(found["steps"], found["uncalibrated"]["curve"], color=orange, lw=1.8, ls="--", label="predicted, C = 1")
+            ax.plot(found["steps"], found["calibrated"]["curve"], color=blue, lw=1.8, label="predicted, calibrated on the first run")
+            ax.plot(found["steps"], found["curve"], color=black, lw=2.2, label="measured")
+            for key, colour, shift in (("uncalibrated", orange, 1.04), ("calibrated", blue, 1.09)):
+                p = found[key]
+                bars = [[p["ratio"] - p["low"]], [p["high"] - p["ratio"]]]
+                ax.errorbar([end * shift], [p["ratio"]], yerr=bars, color=colour, fmt="o", ms=4, capsize=3)
+            if row is axes[0]:
+                ax.set_title(f"lr {run['lr']:g}, decay {run['weight_decay']:g}", loc="left", fontsize=10.5, fontweight="bold")
+            if row is axes[-1]:
+                ax.set_xlabel("step")
+            if i == 0:
+                ax.set_ylabel(f"norm / initial norm\n{NAMES[kind]}")
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set_xlim(0, end * 1.13)
+    axes[0][-1].legend(frameon=False, fontsize=9, loc="upper left")
     figure.savefig(path, dpi=110)
 
 
