@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,7 @@ def compare(folders: list[Path]) -> dict[str, Any]:
     runs = [Run(folder) for folder in folders]
     constants = predict.calibrate(runs[0].trace())
     return {
-        "command": "python benchmarks/predict.py",
+        "command": shlex.join(["python", "benchmarks/predict.py", *sys.argv[1:]]),
         "revision": revision(),
         "torch": torch.__version__,
         "calibrated on": 0,
@@ -148,7 +150,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     runs, kinds = result["runs"], [kind for kind in KINDS if kind in result["runs"][0]]
     size = (3.1 * len(runs), 2.9 * len(kinds))
     figure, axes = plt.subplots(len(kinds), len(runs), figsize=size, sharex=True, sharey="row", layout="constrained", squeeze=False)
-    for row, kind in zip(axes, kinds, strict=True):
+    for j, (row, kind) in enumerate(zip(axes, kinds, strict=True)):
         for i, (ax, run) in enumerate(zip(row, runs, strict=True)):
             found, end = run[kind], run["steps"]
             ax.plot(found["steps"], found["uncalibrated"]["curve"], color=orange, lw=1.8, ls="--", label="predicted, C = 1")
@@ -158,9 +160,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 p = found[key]
                 bars = [[p["ratio"] - p["low"]], [p["high"] - p["ratio"]]]
                 ax.errorbar([end * shift], [p["ratio"]], yerr=bars, color=colour, fmt="o", ms=4, capsize=3)
-            if row is axes[0]:
+            if j == 0:
                 ax.set_title(f"lr {run['lr']:g}, decay {run['weight_decay']:g}", loc="left", fontsize=10.5, fontweight="bold")
-            if row is axes[-1]:
+            if j == len(kinds) - 1:
                 ax.set_xlabel("step")
             if i == 0:
                 ax.set_ylabel(f"norm / initial norm\n{NAMES[kind]}")
