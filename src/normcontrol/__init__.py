@@ -1,5 +1,6 @@
 """Weight norm control (Loshchilov, 2023): hold the norm of the weights instead of decaying them."""
 
+from normcontrol import predict, recipes
 from normcontrol.adamwn import AdamWN
 from normcontrol.average import reproject_
 from normcontrol.control import NormControl
@@ -23,6 +24,8 @@ __all__ = [
     "lr_times",
     "param_groups",
     "piecewise",
+    "predict",
+    "recipes",
     "reproject_",
     "trace",
 ]

@@ -97,8 +97,8 @@ class AdamWN(NormControl):
         self._plan: Plan | None = None
         self.max_grad_norm = max_grad_norm
         self.grad_norm: Tensor | None = None
-        target = {"ratio": ratio, "norm": norm, "rms": rms}
-        super().__init__(adam, **target, rate=rate, scope=scope, law=law, order=order, start=start, norm_group=norm_group)
+        held = {"rate": rate, "scope": scope, "law": law, "order": order, "start": start}
+        super().__init__(adam, ratio=ratio, norm=norm, rms=rms, norm_group=norm_group, **held)  # type: ignore[arg-type]
 
     _KEPT = (*NormControl._KEPT, "_reason", "_kernels", "max_grad_norm", "grad_norm")
 

@@ -281,7 +281,8 @@ def muonh(
 ) -> list[Optimizer]:
     r"""Hyperball with Muon for the controlled groups, which must be matrices, and Adam for the others:
     ``muonh(hidden(model))``. Step both."""
-    controlled, rest = [], []
+    controlled: list[dict[str, Any]] = []
+    rest: list[dict[str, Any]] = []
     for group in groups:
         if not isinstance(group, dict) or "controlled" not in group:
             raise TypeError(

@@ -174,12 +174,12 @@ class trace(Schedule):
 
     def value(self, step: Tensor) -> Tensor:
         steps, values = self._table(step)
-        right = torch.searchsorted(steps, step.reshape(1)).clamp(1, max(len(self.values) - 1, 1))
+        right = torch.searchsorted(steps, step.reshape(-1)).clamp(1, max(len(self.values) - 1, 1))
         left = right - 1
         right = right.clamp(max=len(self.values) - 1)
         s0, s1, v0, v1 = steps[left], steps[right], values[left], values[right]
-        done = ((step - s0) / (s1 - s0).clamp(min=1e-300)).clamp(0, 1)
-        return (v0 + (v1 - v0) * done).reshape(())
+        done = ((step.reshape(-1) - s0) / (s1 - s0).clamp(min=1e-300)).clamp(0, 1)
+        return (v0 + (v1 - v0) * done).reshape(step.shape)
 
     def _table(self, step: Tensor) -> tuple[Tensor, Tensor]:
         if step.device not in self._tables:

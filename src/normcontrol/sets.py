@@ -26,6 +26,11 @@ class Reading(NamedTuple):
     ratio: Tensor
     scale: Tensor
 
+    def decay(self, lr: Tensor | float) -> Tensor:
+        """The effective weight decay of the last step, ``(1 - scale) / lr``: AdamW with this decay would have scaled by as much.
+        ``lr`` is the learning rate of that step. It is negative while the norm is lengthened."""
+        return (1 - self.scale) / lr
+
 
 class Members(NamedTuple):
     """The controlled tensors of a group and their names."""

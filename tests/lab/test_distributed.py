@@ -37,6 +37,8 @@ def test_two_processes_reproduce_one_and_one_goes_on_with_two(config, tmp_path, 
     two = begun(config.with_(parallel=parallel), tmp_path / "two")
     torchrun(two)
     assert losses(two) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    ours, theirs = (next(line for line in metrics.read(out) if "angle" in line) for out in (two, tmp_path / "one"))
+    assert ours == pytest.approx(theirs, rel=1e-3)  # norms of classes, angle and effective decay are those of all the processes
 
     # Take the last checkpoint away, and let a single process finish what two began.
     checkpoint.latest(two / "checkpoints").unlink()

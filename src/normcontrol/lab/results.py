@@ -19,9 +19,10 @@ from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import sync
 from normcontrol.lab.folder import FREE
 from normcontrol.lab.study import BY_DIGEST, Cell, Data, identity
+from normcontrol.lab.telemetry import PREFIX
 
 CELLS = "cells"
-CURVES = ("loss", "val_loss", "ratio", "grad_norm")
+CURVES = ("loss", "val_loss", "ratio", "grad_norm", "angle", "decay")
 Curve = tuple[list[int], list[float]]
 
 
@@ -51,7 +52,8 @@ class Record:
 def summarise(id: str, config: Config, environment: dict[str, Any], lines: list[dict[str, Any]], seconds: float, error: str = "") -> Record:
     """A record of a run from its metrics."""
     curves: dict[str, Curve] = {}
-    for key in CURVES:
+    by_class = sorted({key for line in lines for key in line if key.startswith(PREFIX)})
+    for key in (*CURVES, *by_class):
         points = [(line["step"], line[key]) for line in lines if key in line and "skipped" not in line]
         curves[key] = ([step for step, _ in points], [value for _, value in points])
     final = {key: line[key] for line in lines for key in line if key in ("loss", "ratio") or key.startswith("val_loss")}

@@ -26,6 +26,7 @@ from normcontrol.lab.folder import CHECKPOINTS, begin, check_same, describe_run,
 from normcontrol.lab.metrics import Log
 from normcontrol.lab.model import GPT, IGNORED
 from normcontrol.lab.parallel import World
+from normcontrol.lab.telemetry import Telemetry, effective_decay
 from normcontrol.lab.warm import Warm
 from normcontrol.scope import SCOPES, join, measure
 
@@ -130,6 +131,7 @@ def _train(
     compiled: Any = warm.compiled(model) if config.run.compile and device.type == "cuda" else model
     network = parallel.replicate(compiled, world, config.run.parallel, device)
     flops, peak = model.flops_per_token(), peak_flops(device)
+    telemetry = Telemetry(model, world)
 
     def save(step: int) -> None:
         state = parallel.state_of(model, optimizers)
@@ -143,7 +145,7 @@ def _train(
 
     steps = config.run.steps
     if first == 1:
-        log.write(0, val_loss=evaluate_on(held_out), ratio=weight_norm(model, world) / initial_norm)
+        log.write(0, val_loss=evaluate_on(held_out), ratio=weight_norm(model, world) / initial_norm, **telemetry.norms())
     feed = data.feed(batches, mine, micro, device, range(first - 1, steps))  # batches count from 0, steps from 1
     accumulation = (mine.stop - mine.start) // micro
     bad: deque[dict[str, Any]] = deque(maxlen=PATIENCE)
@@ -169,10 +171,18 @@ def _train(
         loss = world.mean(loss)
         grad_norm = parallel.whole(nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf))
 
+        last = step == steps
+        evaluates = step % config.run.eval_every == 0 or last
+        seen: dict[str, float] = {}  # what a step that is evaluated did to the weights
+
         # The one wait for the device in a step. By now the next batch is on its way.
         if math.isfinite(float(loss)) and math.isfinite(float(grad_norm)):
+            before = telemetry.copy() if evaluates else []
             for optimizer in optimizers:
                 optimizer.step()
+            if evaluates:
+                seen = {**telemetry.norms(), "angle": telemetry.angle(before), **effective_decay(optimizers, lr)}
+                del before
             bad.clear()
         else:
             skipped += 1
@@ -184,7 +194,6 @@ def _train(
         if len(bad) == PATIENCE:
             _give_up(out, bad, batches, world)
 
-        last = step == steps
         if step % config.run.log_every == 0 or last:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
@@ -192,10 +201,10 @@ def _train(
                 log.write(step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio)
             log.time(step, tokens_per_second=speed, mfu="unknown" if mfu is None else mfu)
             display(Status(step, steps, float(loss), ratio, optim.target_at(config.optim, step), val_loss, speed, mfu))
-        if step % config.run.eval_every == 0 or last:
+        if evaluates:
             val_loss = evaluate_on(held_out)
             elsewhere = {f"val_loss_{name}": evaluate_on(data.validation(t, config.model.context)) for name, t, _ in others if last}
-            log.write(step, val_loss=val_loss, **elsewhere)
+            log.write(step, val_loss=val_loss, **elsewhere, **seen)
             watch = Stopwatch()
         stop = world.any(interrupted(), device)
         every = config.run.checkpoint_every
