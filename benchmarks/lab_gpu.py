@@ -1,6 +1,6 @@
 """The laboratory's speed on a GPU: prints ratios to nanoGPT, of AdamWN to AdamW, and of real shards to synthetic tokens.
 
-    python benchmarks/lab_gpu.py [--nanogpt FOLDER] [--steps 60] [--micro-batch 64]
+    python benchmarks/lab_gpu.py [--nanogpt FOLDER] [--steps 60] [--micro-batch 64] [--json results/lab_gpu.json]
 
 FOLDER is a checkout of nanoGPT, whose own bench.py is run at the same batch. Only torch and numpy are needed.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import re
 import shutil
 import statistics
@@ -59,8 +60,16 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--micro-batch", type=int, default=64)
+    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
+    found: dict[str, float] = {}
+
+    def say(what: str, value: float, aim: str = "") -> None:
+        found[what] = value
+        print(f"{what}: {f'{value:,.0f}' if value > 100 else f'{value:.4f}'} {aim}", flush=True)
+
+    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    print(machine, flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         random = np.random.default_rng(0)
@@ -78,24 +87,31 @@ def main() -> None:
         speeds = {}
         for name in ("AdamW", "AdamWN"):
             speeds[name] = tokens_per_second(gpt2.with_(optimizer=name), folder / name)
-            print(f"gpt2, {name}: {speeds[name]:,.0f} tokens/s", flush=True)
-        print(f"speed, AdamWN / AdamW: {speeds['AdamWN'] / speeds['AdamW']:.4f} (at least 0.99)", flush=True)
+            say(f"tokens/s, gpt2, {name}", speeds[name])
+        say("speed, AdamWN / AdamW", speeds["AdamWN"] / speeds["AdamW"], "(at least 0.99)")
         real, data.feed = data.feed, Synthetic(data.feed)
         synthetic = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "synthetic")
         data.feed = real
-        print(f"speed, real shards / synthetic tokens: {speeds['AdamW'] / synthetic:.4f} (at least 0.99)", flush=True)
+        say("speed, real shards / synthetic tokens", speeds["AdamW"] / synthetic, "(at least 0.99)")
         loop = importlib.import_module("normcontrol.lab.train")
         cudnn, loop.attention = loop.attention, lambda device: contextlib.nullcontext()
         theirs = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "attention")
         loop.attention = cudnn
-        print(f"speed, attention by cuDNN / by torch's choice: {speeds['AdamW'] / theirs:.4f}", flush=True)
+        say("speed, attention by cuDNN / by torch's choice", speeds["AdamW"] / theirs)
         small = preset("small").with_(**timed)
         for name in ("AdamW", "AdamWN"):
-            print(f"small, {name}: {tokens_per_second(small.with_(optimizer=name), folder / f'small-{name}'):,.0f} tokens/s", flush=True)
+            say(
+                f"tokens/s, small, {name}", tokens_per_second(small.with_(optimizer=name), folder / f"small-{name}"), "(at least 1,300,000)"
+            )
         if asked.nanogpt:
             theirs = nanogpt(asked.nanogpt, asked.micro_batch)
-            print(f"nanoGPT: {theirs:,.0f} tokens/s", flush=True)
-            print(f"speed, laboratory / nanoGPT: {speeds['AdamW'] / theirs:.3f} (at least 1.05)", flush=True)
+            say("tokens/s, nanoGPT", theirs)
+            say("speed, laboratory / nanoGPT", speeds["AdamW"] / theirs, "(at least 1.05)")
+    if asked.json:
+        command = (
+            f"python benchmarks/lab_gpu.py --nanogpt FOLDER --steps {asked.steps} --micro-batch {asked.micro_batch} --json {asked.json}"
+        )
+        asked.json.write_text(json.dumps({"command": command, "machine": machine, "results": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
