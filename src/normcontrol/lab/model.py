@@ -17,7 +17,7 @@ from normcontrol.lab.config import Model
 INIT_STD = 0.02
 
 IGNORED = -100
-"""The target that is left out of the mean loss."""
+"""The target that torch's cross-entropy leaves out of its mean."""
 
 
 class Attention(nn.Module):
@@ -59,23 +59,6 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
-
-
-def easily_compiled_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """``F.cross_entropy``, said so that the compiler makes one pass over the logits forwards and one backwards.
-
-    The log of the sum, less the right one: both are sums over a row, and their gradient needs no sum. The logits of a
-    large vocabulary are the largest tensor of a step, and passes over them a tenth of its time.
-
-    >>> logits, targets = torch.randn(3, 7), torch.tensor([6, IGNORED, 2])
-    >>> torch.allclose(easily_compiled_cross_entropy(logits, targets), F.cross_entropy(logits, targets))
-    True
-    """
-    logits = logits.float()
-    right = torch.arange(logits.size(1), device=logits.device) == targets[:, None]
-    losses = logits.logsumexp(1) - torch.where(right, logits, 0.0).sum(1)
-    counted = targets != IGNORED
-    return torch.where(counted, losses, 0.0).sum() / counted.sum()
 
 
 class GPT(nn.Module):
@@ -121,8 +104,7 @@ class GPT(nn.Module):
         if targets is None:
             return F.linear(x[:, -1], self.wte.weight)
         logits = F.linear(x, self.wte.weight)
-        loss = easily_compiled_cross_entropy if torch.compiler.is_compiling() else F.cross_entropy
-        return loss(logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def matrices(self) -> list[nn.Parameter]:
         """What nanoGPT decays, and the paper controls: tensors of two or more dimensions."""
