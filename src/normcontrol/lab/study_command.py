@@ -1,4 +1,4 @@
-"""The commands ``study`` and ``verdict``. They need torch and numpy alone, so that studies run on bare GPU machines.
+"""The commands ``study``, ``verdict`` and ``report``. The first two need torch and numpy alone, as bare GPU machines have.
 
 ``python -m normcontrol.lab study ...`` works where the laboratory's other packages are missing.
 """
@@ -75,6 +75,19 @@ def verdict(args: Sequence[str]) -> int:
     return 0
 
 
+def report(args: Sequence[str]) -> int:
+    """Write a study's page."""
+    from normcontrol.lab import study_report
+
+    parser = _parser("report", "Write a study's page, one self-contained HTML file, and its figures as PNG and PDF.")
+    parser.add_argument("study", help="the study's folder, or its name under results/")
+    parser.add_argument("--out", type=Path, help="where to; by default into the study's folder")
+    asked = parser.parse_args(args)
+    folder = find(asked.study)
+    print(f"The page is {study_report.write(open_folder(folder), asked.out or folder)}.")
+    return 0
+
+
 def find(given: str) -> Path:
     """A study's folder, given itself or by the study's name."""
     if (Path(given) / STUDY).exists():
@@ -88,6 +101,7 @@ def find(given: str) -> Path:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "study": (study, "run a grid of runs x seeds, or go on with it"),
     "verdict": (verdict, "what a study showed, with intervals and every claim"),
+    "report": (report, "a study's page and figures"),
 }
 
 
