@@ -29,7 +29,7 @@ class Browser:
 
     def __init__(self, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
         assert CHROMIUM
-        self.profile = tempfile.TemporaryDirectory()
+        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its helpers may still be writing
         to_read, self.write_end = os.pipe()
         self.read_end, to_write = os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}"]
