@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Run:
     trial: str
     seed: int
     config: dict[str, Any]
-    curves: dict[str, tuple[Sequence[int], Sequence[float]]]
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]
     final: dict[str, float]
     status: str = "finished"
     error: str = ""
