@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quickstart test bench docs gpu-test clean
+.PHONY: demo quickstart test test-all bench docs gpu-test clean
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
 demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and the control that matters
@@ -17,7 +17,10 @@ test: $(READY)  ## lint, types, tests, doctests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+test-all: test  ## and the slow tests, some of which need more packages
+	$(BIN)/python -m pytest -n 2 -m slow
 
 bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
 	$(BIN)/python benchmarks/step_cpu.py --json results/step_cpu.json

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+import fakes
+
 from normcontrol.lab import metrics, results, runner
+from normcontrol.lab.claims import Evidence
 from normcontrol.lab.cli import main
 from normcontrol.lab.config import Config
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.ledger import begin, open_folder
+from normcontrol.lab.replay import Comparison, seed_noise
 from normcontrol.lab.runner import Runner
 from normcontrol.lab.study import Data, Study, grid, identity, load
 from normcontrol.lab.train import train
@@ -256,3 +263,41 @@ def test_a_grid_is_every_combination_with_paired_seeds():
     cells = grid("A", Config(), lr=[1e-3, 2e-3], weight_decay=[0.1, 0.2], seeds=[0, 5])
     assert len({cell.label for cell in cells}) == 8
     assert all(c.config.model.init_seed == c.config.data.data_seed == c.seed for c in cells)
+
+
+def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["study", study, "--out", str(out), "--device", "cpu", "--only", "weight_decay=0.1"])
+    assert main(["study", "--replay", str(out), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("the same, bit for bit") == 2
+    assert "All are what they were." in said
+    path = sorted((out / "cells").glob("*.jsonl"))[0]
+    record = results.read(path)
+    record.final["val_loss"] += 1e-12
+    results.write(out, record, "x")
+    assert main(["study", "--replay", str(out), "--device", "cpu"]) == 1
+    assert "another result, -1.00e-12 in validation loss" in capsys.readouterr().out
+
+
+def test_a_replay_on_a_gpu_is_held_against_the_noise_of_seeds():
+    cells = grid("A", Config(), seeds=[0, 1])
+    records = [fakes.record(cell, loss) for cell, loss in zip(cells, (3.0, 3.02), strict=True)]
+    done = results.Results(lambda config: fakes.DATA, records)
+    noise = seed_noise(Evidence(cells, done))
+    assert noise == pytest.approx(0.02 / 2**0.5)
+    assert Comparison("A", records[0], fakes.record(cells[0], 3.02), noise).same
+    assert not Comparison("A", records[0], fakes.record(cells[0], 3.05), noise).same
+    assert not Comparison("A", records[0], fakes.record(cells[0], math.inf), noise).same
+    with pytest.raises(LabError, match="No trial has several seeds"):
+        seed_noise(Evidence(cells[:1], done))
+
+
+@pytest.mark.slow
+def test_on_ray_the_numbers_are_those_of_a_local_run(study, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    here, there = (begin(tmp_path / name, study, "tiny") for name in ("local", "ray"))
+    Runner(here, device="cpu", only=("seed=0",)).run()
+    Runner(there, device="cpu", only=("seed=0",), on="ray", workers=2).run()
+    assert len(there.results()) == 2
+    assert {i: (r.final, r.curves) for i, r in here.results().items()} == {i: (r.final, r.curves) for i, r in there.results().items()}

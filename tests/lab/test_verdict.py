@@ -134,11 +134,11 @@ def claims_outcome(**more):
         half = rules.HALF in cell.arm
         loss = 4 + (math.log2(o.lr / 8e-3)) ** 2 + NOISE[cell.seed] + half
         loss += effects.get(cell.arm.removesuffix(rules.HALF), 0.0) + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
-        best_decay = 0.6 if half else 0.3
+        best_decay = 2.0 if half else 1.0
         if o.optimizer == "AdamW":
             loss += 0.1 * math.log(o.weight_decay / best_decay + 1e-3 * cell.seed) ** 2
         elif o.optimizer == "AdamWN":
-            loss += 0.1 * math.log((o.ratio or 1) / 3.5) ** 2
+            loss += 0.1 * math.log((o.ratio or 1) / 5) ** 2
         if cell.arm == rules.RATE:
             loss += more.get("rate_effect", 0.0) * abs(math.log10(o.rate / 0.1))
         ratio = (o.ratio or 1) if o.optimizer == "AdamWN" else 3 * math.sqrt(o.lr / 8e-3)
@@ -152,9 +152,9 @@ def claims_outcome(**more):
             steps, values = made.curves["ratio"]
             made.curves["ratio"] = (steps, [x] * len(values))
             return made
-        return record(
-            cell, loss, ratio=ratio * (more.get("drift", 0.0) * math.log2(o.lr / 8e-3) + 1) if c.optim.optimizer == "AdamWN" else ratio
-        )
+        if o.optimizer == "AdamWN":
+            ratio *= 1 + more.get("drift", 0.0) * math.log2(o.lr / 8e-3)
+        return record(cell, loss, ratio=ratio)
 
     return of
 
@@ -191,7 +191,7 @@ def test_claims_that_do_not_hold_are_refuted(claim, change):
 def test_claims_without_runs_or_with_one_seed_are_not_called_anything_else():
     verdict = judge(FakeLedger(STUDIES["claims"], lambda cell: None))
     assert {finding.outcome for _, finding in verdict.findings} == {NOT_RUN}
-    small = judge(FakeLedger(STUDIES["claims"], lambda cell: claims_outcome()(cell), scale="small"))
+    small = judge(FakeLedger(STUDIES["claims"], claims_outcome(), scale="small"))
     by = {claim.name: finding for claim, finding in small.findings}
     assert by["rate"].outcome == by["horizon"].outcome == NOT_SHOWN
     assert "one seed has no interval" in by["rate"].numbers
@@ -204,7 +204,7 @@ def test_the_papers_numbers_stand_beside_ours_with_what_differs():
     verdict = judge(FakeLedger(STUDIES["figure2"], of))
     text = "\n".join(lines(verdict))
     assert "AdamW's final norm ratio  2.415  2.5000" in text
-    assert "What differs here: a GPT of 0.9 M weights" in text
+    assert "What differs here: a GPT of 0.17 M weights" in text
     assert [row.arm for row in verdict.rows] == ["AdamW wd 0.1", "AdamWN at its norm"]
     ratios = {cell.config.optim.ratio for cell in STUDIES["figure2"].cells("full", FakeLedger(STUDIES["figure2"], of, "full").results())}
     assert ratios == {None, 2.5}

@@ -1,8 +1,7 @@
-"""The four panels of the paper's Figure 3, as one PNG and as SVGs that follow the page's light or dark colours."""
+"""The four panels of the paper's Figure 3, and its Figure 1, as PNG and PDF."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
-
-# Stand-ins in the SVGs for colours that the page decides.
-INK, FAINT = "#010203", "#040506"
+from normcontrol import constant, linear
+from normcontrol.lab.page import COLOURS
 
 
 @dataclass(frozen=True)
@@ -67,32 +64,33 @@ def norm_ratio(ax: Axes, curves: list[Curve]) -> None:
 PANELS: tuple[Panel, ...] = (train_loss, val_loss, val_difference, norm_ratio)
 
 
-def png(curves: list[Curve], path: Path) -> None:
-    """All four panels in one picture."""
+def figures(curves: list[Curve], *paths: Path) -> None:
+    """All four panels in one picture, written once for each path: .png for screens, .pdf for papers."""
     with matplotlib.rc_context(_style("#222222", "#cccccc")):
         figure = Figure(figsize=(11, 7.2), layout="constrained")
         for ax, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
             panel(ax, curves)
             ax.set_xlabel("step")
-        figure.axes[0].legend(frameon=False)
-        figure.savefig(path, dpi=150, facecolor="white")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=min(len(curves), 2))
+        _save(figure, paths)
 
 
-def svgs(curves: list[Curve]) -> list[str]:
-    """Each panel as an SVG element to put into a page; its ink is the page's own."""
-    elements = []
-    with matplotlib.rc_context({**_style(INK, FAINT), "svg.fonttype": "none", "svg.hashsalt": "normcontrol"}):
-        for panel in PANELS:
-            figure = Figure(figsize=(5.6, 3.7), layout="constrained")
-            ax = figure.subplots()
-            panel(ax, curves)
-            ax.set_xlabel("step")
-            buffer = io.StringIO()
-            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-            text = buffer.getvalue()
-            text = text[text.index("<svg") :].replace(INK, "currentColor").replace(FAINT, "var(--faint)")
-            elements.append(text)
-    return elements
+def schedules(*paths: Path) -> None:
+    """The paper's Figure 1: the ratio r_t under weight decay, and one that grows to 2 and stays."""
+    with matplotlib.rc_context(_style("#222222", "#cccccc")):
+        figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+        ax = figure.subplots()
+        for schedule, name, colour in ((constant(0.0), "weight decay", _colour(0)), (linear(1.0, 2.0, steps=2500), "control", _colour(1))):
+            ax.plot([schedule(step) for step in range(1, 10_001)], color=colour, label=name)
+        ax.set(xlabel="step", ylabel="$r_t$: target norm / initial norm", ylim=(-0.05, 2.15))
+        ax.legend(frameon=False, loc="center right")
+        _save(figure, paths)
+
+
+def _save(figure: Figure, paths: tuple[Path, ...]) -> None:
+    for path in paths:
+        # No date in the file: the same runs give the same bytes.
+        figure.savefig(path, dpi=150, facecolor="white", metadata={"CreationDate": None} if path.suffix == ".pdf" else {})
 
 
 def _style(ink: str, faint: str) -> Any:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +13,16 @@ from normcontrol.lab import charts, optim
 from normcontrol.lab.challenge import Result
 from normcontrol.lab.config import Config, differences
 from normcontrol.lab.folder import ENVIRONMENT
+from normcontrol.lab.page import Page, Run, Table
 from normcontrol.lab.stats import Difference, paired
 
 HEADINGS = ("arm", "val loss", "minus baseline", "norm ratio", "target", "skipped")
 
 
 def write(results: list[Result], out: Path) -> Path:
-    """Write results.json, panels.png and index.html into ``out``; return the page."""
+    """Write results.json, panels.png, panels.pdf and index.html into ``out``; return the page."""
     curves = [curve(result) for result in results]
-    charts.png(curves, out / "panels.png")
+    charts.figures(curves, out / "panels.png", out / "panels.pdf")
     record = [
         {
             "arm": result.arm.name,
@@ -35,9 +33,10 @@ def write(results: list[Result], out: Path) -> Path:
         for result in results
     ]
     (out / "results.json").write_text(json.dumps(record, indent=2) + "\n")
-    page = out / "index.html"
-    page.write_text(_page(results, charts.svgs(curves), (out / "panels.png").read_bytes()), encoding="utf-8")
-    return page
+    names = "AdamW, and AdamWN at its norm" if len(results) == 2 else f"AdamW and {len(results) - 1} challengers"
+    downloads = {name: (out / name).read_bytes() for name in ("panels.png", "panels.pdf")}
+    page = Page(names, [verdict(results)], _runs(results), _tables(results), (), downloads, results[0].arm.name)
+    return page.write(out / "index.html")
 
 
 def rows(results: list[Result]) -> list[tuple[str, ...]]:
@@ -105,60 +104,35 @@ def _mean(result: Result, key: str) -> float:
     return statistics.fmean(result.final(key))
 
 
-def _page(results: list[Result], panels: list[str], picture: bytes) -> str:
-    environment = json.loads((results[0].folders[0] / ENVIRONMENT).read_text())
+def _tables(results: list[Result]) -> list[Table]:
     config, seeds = results[0].configs[0], len(results[0].folders)
-    figures = "\n".join(f"<figure>{panel}</figure>" for panel in panels)
-    names = "AdamW, and AdamWN at its norm" if len(results) == 2 else f"AdamW and {len(results) - 1} challengers"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>normcontrol challenge: {html.escape(names)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{html.escape(names)}</h1>
-<p class="verdict">{html.escape(verdict(results))}</p>
-{_legend(results)}
-<div class="panels">
-{figures}
-</div>
-<p><a download="panels.png" href="data:image/png;base64,{base64.b64encode(picture).decode()}">The four panels as one PNG</a></p>
-<h2>Results</h2>
-{_table(HEADINGS, rows(results))}
-<p class="note">Validation loss: mean over the whole fixed validation split after the last step, over {seeds}
-{"seed" if seeds == 1 else "seeds"}. "Minus baseline" pairs runs that share initial weights and the order of the data
-{"and is one pair here, which has no interval" if seeds == 1 else "; ± is half of the 95 % interval (Student's t)"}. Every arm had one
-trial at these settings: none was tuned.</p>
-<h2>What each arm changes</h2>
-{_table(("arm", "settings that differ from the baseline's"), [(r.arm.name, _changes(config, r.configs[0])) for r in results])}
-<h2>What was run</h2>
-{_table(("", ""), _about(config, environment))}
-<details><summary>All settings of the baseline</summary>
-{_table(("setting", "value"), [(key, str(value)) for key, value in config.flat().items()])}
-</details>
-</main>
-</body>
-</html>
-"""
-
-
-def _legend(results: list[Result]) -> str:
-    items = [
-        f'<li><span class="dot" style="background:{charts.COLOURS[i % len(charts.COLOURS)]}"></span>{html.escape(result.arm.name)}</li>'
-        for i, result in enumerate(results)
+    environment = json.loads((results[0].folders[0] / ENVIRONMENT).read_text())
+    interval = "is one pair here, which has no interval" if seeds == 1 else "has its 95 % interval (Student's t) behind ±"
+    note = (
+        f"Validation loss: mean over the whole fixed validation split after the last step, over {seeds} seed{'s' * (seeds > 1)}. "
+        f'"Minus baseline" pairs runs that share initial weights and the order of the data, and {interval}. Every arm had one trial at '
+        "these settings: none was tuned."
+    )
+    changes = [(r.arm.name, _changes(config, r.configs[0])) for r in results]
+    return [
+        Table("Results", HEADINGS, rows(results), note),
+        Table("What each arm changes", ("arm", "settings that differ from the baseline's"), changes),
+        Table("What was run", ("", ""), _about(config, environment)),
     ]
-    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _table(headings: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in headings) if any(headings) else ""
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>\n" for line in lines)
-    return f'<div class="scroll"><table>{f"<thead><tr>{head}</tr></thead>" if head else ""}<tbody>\n{body}</tbody></table></div>'
+def _runs(results: list[Result]) -> list[Run]:
+    found = []
+    for result in results:
+        for seed, (config, lines) in enumerate(zip(result.configs, result.metrics(), strict=True)):
+            points = {
+                key: [(line["step"], line[key]) for line in lines if key in line and "skipped" not in line]
+                for key in ("loss", "val_loss", "ratio")
+            }
+            curves = {key: ([s for s, _ in series], [v for _, v in series]) for key, series in points.items()}
+            final = {key: series[-1][1] for key, series in points.items() if series}
+            found.append(Run(result.arm.name, "", seed, config.flat(), curves, final, baseline=result is results[0]))
+    return found
 
 
 def _changes(baseline: Config, other: Config) -> str:
@@ -184,25 +158,3 @@ def _about(config: Config, environment: dict[str, Any]) -> list[tuple[str, ...]]
             f"normcontrol {environment['normcontrol']} ({environment['revision'][:12]}), torch {environment['packages']['torch']}",
         ),
     ]
-
-
-STYLE = """
-:root { --ink: #1c1e21; --paper: #ffffff; --faint: #c9ccd1; --soft: #f4f5f7; --link: #0b62c4; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e6eb; --paper: #17191c; --faint: #484d54; --soft: #22252a; --link: #7db4ff; }
-}
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 72rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.6rem; line-height: 1.2; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-a { color: var(--link); }
-.verdict { font-size: 1.1rem; max-width: 48rem; }
-.note { max-width: 48rem; opacity: .8; font-size: .9rem; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
-figure { margin: 0; } figure svg { width: 100%; height: auto; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; padding: 0; }
-.dot { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .5em; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .35rem 1rem .35rem 0; border-bottom: 1px solid var(--faint); vertical-align: top; }
-summary { cursor: pointer; margin-top: 1rem; }
-"""

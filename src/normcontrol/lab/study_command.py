@@ -1,4 +1,4 @@
-"""The commands ``study`` and ``verdict``. They need torch and numpy alone, so that studies run on bare GPU machines.
+"""The commands ``study``, ``verdict`` and ``report``. The first two need torch and numpy alone, as bare GPU machines have.
 
 ``python -m normcontrol.lab study ...`` works where the laboratory's other packages are missing.
 """
@@ -10,19 +10,19 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from normcontrol.lab.errors import LabError
-from normcontrol.lab.ledger import STUDY, open_folder
+from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.ledger import STUDY, begin, open_folder
 from normcontrol.lab.study import SCALES
 
 
 def study(args: Sequence[str]) -> int:
     """Run a study, or go on with it."""
-    from normcontrol.lab.ledger import begin
     from normcontrol.lab.runner import Runner
+    from normcontrol.lab.studies import STUDIES
     from normcontrol.lab.study_display import board
 
     parser = _parser("study", "Run the cells of a study that are not finished yet. The same command goes on where it was stopped.")
-    parser.add_argument("name", help="a study's name, or path/to/file.py:function for one of your own")
+    parser.add_argument("name", nargs="?", help="a study's name, or path/to/file.py:function for one of your own")
     parser.add_argument("--scale", choices=SCALES, default="tiny", help="tiny: a CPU; small: one GPU; full: the paper's size")
     parser.add_argument("--out", type=Path, help="the study's folder; by default results/NAME-SCALE")
     parser.add_argument("--data", help="train on this instead of what the study says: as --data of `normcontrol train`")
@@ -32,8 +32,13 @@ def study(args: Sequence[str]) -> int:
     parser.add_argument("--on", choices=("local", "ray"), default="local", help="on this machine, or on the Ray cluster it belongs to")
     parser.add_argument("--workers", type=int, default=1, help="cells to run at a time")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; auto takes a GPU if there is one")
+    parser.add_argument("--replay", metavar="DIR", help="run the finished cells of this folder anew, and compare the numbers")
     parser.add_argument("--list", action="store_true", help="name the cells that are known by now, and run none")
     asked = parser.parse_args(args)
+    if asked.replay:
+        return _replay(find(asked.replay), asked.data, tuple(asked.also_validate), asked.device, tuple(asked.only))
+    if asked.name is None:
+        raise LabError(f"Which study? {nearest('', STUDIES)} One of your own is path/to/file.py:function.")
     if asked.workers < 1:
         raise LabError(f"workers={asked.workers}: at least one is needed.")
     out = asked.out or Path("results") / f"{Path(asked.name.rpartition(':')[0] or asked.name).stem}-{asked.scale}"
@@ -63,6 +68,19 @@ def study(args: Sequence[str]) -> int:
     return 0
 
 
+def _replay(folder: Path, data: str | None, also: tuple[str, ...], device: str, only: tuple[str, ...]) -> int:
+    from normcontrol.lab.replay import replay
+
+    before = open_folder(folder)
+    ledger = begin(folder, before.name, before.scale, data, also)  # refuses other data
+    differ = 0
+    for comparison in replay(ledger, device, only):
+        print(comparison, flush=True)
+        differ += not comparison.same
+    print("All are what they were." if not differ else f"{differ} are not what they were.")
+    return 1 if differ else 0
+
+
 def verdict(args: Sequence[str]) -> int:
     """Say what a study showed."""
     from normcontrol.lab import verdict as lab
@@ -72,6 +90,19 @@ def verdict(args: Sequence[str]) -> int:
     asked = parser.parse_args(args)
     for line in lab.lines(lab.judge(open_folder(find(asked.study)))):
         print(line)
+    return 0
+
+
+def report(args: Sequence[str]) -> int:
+    """Write a study's page."""
+    from normcontrol.lab import study_report
+
+    parser = _parser("report", "Write a study's page, one self-contained HTML file, and its figures as PNG and PDF.")
+    parser.add_argument("study", help="the study's folder, or its name under results/")
+    parser.add_argument("--out", type=Path, help="where to; by default into the study's folder")
+    asked = parser.parse_args(args)
+    folder = find(asked.study)
+    print(f"The page is {study_report.write(open_folder(folder), asked.out or folder)}.")
     return 0
 
 
@@ -88,6 +119,7 @@ def find(given: str) -> Path:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "study": (study, "run a grid of runs x seeds, or go on with it"),
     "verdict": (verdict, "what a study showed, with intervals and every claim"),
+    "report": (report, "a study's page and figures"),
 }
 
 

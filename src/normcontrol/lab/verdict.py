@@ -172,7 +172,7 @@ def inside(trials: list[Trial]) -> str:
         return "none finished"
     edges, axes = [], 0
     for key, value in best.cells[0].settings:
-        values = sorted({dict(t.cells[0].settings).get(key) for t in trials} - {None})
+        values = sorted({dict(t.cells[0].settings)[key] for t in trials if key in dict(t.cells[0].settings)})
         if len(values) < 3:
             continue
         axes += 1

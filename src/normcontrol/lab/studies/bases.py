@@ -10,10 +10,14 @@ PAPER = preset("gpt2").with_(lr=1e-3, min_lr=0.1, warmup=2000, weight_decay=0.1,
 """nanoGPT's settings with those of the paper: batches of 491,520 tokens."""
 
 
+TINY = preset("tiny").with_(layers=2, width=64, context=64, steps=1000, warmup=40, ramp=50)
+"""Smaller than the preset and with more steps: what decay and control do takes steps, and a study takes many runs."""
+
+
 def base(scale: str) -> Config:
-    """The preset of a scale, with no checkpoints for runs of a minute, and fewer points in its curves."""
+    """Where a scale starts from: no checkpoints for runs of a minute, and curves of about a hundred points."""
     if scale == "tiny":
-        return preset("tiny").with_(checkpoint_every=0, log_every=10, eval_every=50)
+        return TINY.with_(checkpoint_every=0, log_every=10, eval_every=100)
     if scale == "small":
         return preset("small").with_(checkpoint_every=0, log_every=15, eval_every=125)
     return PAPER

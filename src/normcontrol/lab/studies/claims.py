@@ -31,11 +31,12 @@ class Ranges:
     """Seeds of the parts after "start"."""
 
 
-# Decays: lr / weight_decay as in the paper (1e-2) would be 0.2 at the middle learning rate; short runs like more, and a
-# factor of three to either side must hold the optimum. Ratios: a factor of 1.25 around what the recursion for AdamW's norm
-# leaves at such decays. Rates: the paper's 1e-2 times 100,000 steps over ours would be 0.67; a tenth of 1 and around it.
+# At small: lr / weight_decay as in the paper (1e-2) would be a decay of 0.2 at the middle learning rate; short runs like more, and
+# a factor of three to either side should hold the optimum. Ratios: a factor of 1.25 around the norms that such decays leave.
+# Rates: the paper's 1e-2 times 100,000 steps over ours would be 0.67, so a tenth of 1, and ten times more and less.
+# At tiny, where GPT-2's initial weights are small for so narrow a network, everything but the rate is larger.
 RANGES = {
-    "tiny": Ranges((4e-3, 8e-3, 16e-3), (0.1, 0.3, 1.0), (2.5, 3.5, 5.0), (1e-2, 1e-1, 1.0), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)),
+    "tiny": Ranges((3e-3, 8e-3, 20e-3), (0.3, 1.0, 3.0), (3.0, 5.0, 8.0), (1e-2, 1e-1, 1.0), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)),
     "small": Ranges((1e-3, 2e-3, 4e-3), (0.1, 0.3, 1.0), (1.3, 1.6, 2.0), (1e-2, 1e-1, 1.0), (0, 1, 2), (0,)),
     "full": Ranges((5e-4, 1e-3, 2e-3), (0.05, 0.1, 0.15), (2.0, 2.4, 2.8), (1e-3, 1e-2, 1e-1), (0, 1, 2), (0,)),
 }

@@ -17,7 +17,7 @@ SHRINK = {"tiny": 100.0, "small": 100 / 3, "full": 1.0}
 """50,000 steps of the paper are 500 at `tiny` and 1,500 at `small`."""
 
 DIFFERS = {
-    "tiny": "a GPT of 0.9 M weights on the standard library of Python; 1,024 tokens a step; 100 times fewer steps",
+    "tiny": "a GPT of 0.17 M weights on the standard library of Python; 1,024 tokens a step; 100 times fewer steps",
     "small": "a GPT of 45 M weights; 65,536 tokens a step; 33 times fewer steps",
     "full": "the seed, and the data if it is not OpenWebText",
 }

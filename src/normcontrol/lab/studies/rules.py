@@ -99,9 +99,9 @@ def horizon(evidence: Evidence) -> Finding:
         if len(short) < 3 or len(long) < 3 or not seeds:
             return Finding(NOT_RUN)
         moved[key] = {seed: abs(power * (_best_setting(long, key, seed) - _best_setting(short, key, seed))) for seed in sorted(seeds)}
-    seeds = sorted(set(moved["weight_decay"]) & set(moved["ratio"]))
-    found = paired([moved["weight_decay"][s] for s in seeds], [moved["ratio"][s] for s in seeds])
-    decay, ratio = (math.exp(statistics.fmean(moved[key][s] for s in seeds)) for key in ("weight_decay", "ratio"))
+    both = sorted(set(moved["weight_decay"]) & set(moved["ratio"]))
+    found = paired([moved["weight_decay"][s] for s in both], [moved["ratio"][s] for s in both])
+    decay, ratio = (math.exp(statistics.fmean(moved[key][s] for s in both)) for key in ("weight_decay", "ratio"))
     numbers = f"twice the steps move the norm of the best decay by a factor of {decay:.3f}, the best ratio by {ratio:.3f} (n = {found.n})"
     if found.half is None:
         return Finding(NOT_SHOWN, numbers + ": one seed has no interval")

@@ -1,0 +1,43 @@
+"""The report page of 100 runs with 2,000 points each, in a headless chromium: its size, and when it is drawn.
+
+python benchmarks/report_page.py [--runs 100] [--points 2000] [--screenshot FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lab"))
+from browser import CHROMIUM, Browser
+from test_page import big
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--points", type=int, default=2000)
+    parser.add_argument("--screenshot", type=Path)
+    asked = parser.parse_args()
+    if CHROMIUM is None:
+        sys.exit("This benchmark needs chromium, which is not installed here.")
+    drawn = []
+    with tempfile.TemporaryDirectory() as folder:
+        page = big(asked.runs, asked.points).write(Path(folder) / "page.html")
+        size = page.stat().st_size
+        for _ in range(5):
+            with Browser() as browser:
+                browser.open(page)
+                drawn.append(int(browser.js("document.body.dataset.drawn")))
+                if asked.screenshot:
+                    browser.screenshot(asked.screenshot)
+    print(
+        f"{asked.runs} runs x {asked.points} points: {size / 1e6:.2f} MB (at most 8), drawn after {statistics.median(drawn)} ms (at most 2000)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What running runs as a study costs: wall time through the runner against the runs alone, and two workers against one.
+
+    python benchmarks/study.py [--runs 6] [--steps 300]
+
+Prints the two ratios. Every run has one thread, and the machine should be otherwise idle.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import argparse
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from normcontrol.lab.config import Config
+from normcontrol.lab.ledger import begin
+from normcontrol.lab.runner import Runner
+from normcontrol.lab.studies.bases import base
+from normcontrol.lab.study import grid
+from normcontrol.lab.train import train
+
+STUDY = """
+from pathlib import Path
+from normcontrol.lab.config import Config
+from normcontrol.lab.study import grid
+
+def study(scale, done):
+    return grid("AdamWN", Config.load(Path({config!r})), seeds=range({runs}))
+"""
+
+
+@contextlib.contextmanager
+def clock(name: str, into: dict[str, float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    into[name] = into.get(name, 0.0) + time.perf_counter() - start
+
+
+def alone(config: Config, runs: int, folder: Path) -> None:
+    for cell in grid("AdamWN", config, seeds=range(runs)):
+        assert train(cell.config, folder / str(cell.seed), cache=folder.parent / "data")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    times: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        config = base("tiny").with_(steps=asked.steps, device="cpu", eval_every=asked.steps)
+        config.save(folder / "config.json")
+        file = folder / "study.py"
+        file.write_text(STUDY.format(config=str(folder / "config.json"), runs=asked.runs))
+        alone(config.with_(steps=50), 1, folder / "warm-up")  # prepares the data, fills the caches
+
+        def study(name: str, workers: int) -> None:
+            assert Runner(begin(folder / name, str(file), "tiny"), device="cpu", workers=workers).run().left == 0
+
+        with clock("alone", times):
+            alone(config, asked.runs, folder / "alone-1")
+        for i in (1, 2):
+            with clock("one worker", times):
+                study(f"one-{i}", 1)
+        with clock("alone", times):
+            alone(config, asked.runs, folder / "alone-2")
+        for i in (1, 2):
+            with clock("two workers", times):
+                study(f"two-{i}", 2)
+    overhead, speedup = times["one worker"] / times["alone"], times["one worker"] / times["two workers"]
+    print(f"{2 * asked.runs} runs of {asked.steps} steps: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items()))
+    print(f"wall time, study / runs alone: {overhead:.3f} (at most 1.05)")
+    print(f"throughput, two workers / one: {speedup:.2f} (at least 1.7)")
+    if asked.json:
+        asked.json.write_text(json.dumps({"overhead": overhead, "speedup": speedup, "seconds": times}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

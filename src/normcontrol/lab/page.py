@@ -1,0 +1,172 @@
+"""One self-contained HTML page for a study or a challenge: figures to hover, zoom and toggle, tables that sort, every config.
+
+It turns runs and tables into a page and knows nothing of where they come from. Style and script lie beside it, in
+``web/``; nothing is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WEB = Path(__file__).parent / "web"
+COLOURS = (
+    *("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf"),
+    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#5254a3", "#ad494a"),
+)
+CURVES = ("loss", "val_loss", "ratio")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as the page shows it."""
+
+    arm: str
+    trial: str
+    seed: int
+    config: dict[str, Any]
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]
+    final: dict[str, float]
+    status: str = "finished"
+    error: str = ""
+    chosen: bool = True
+    """Drawn from the start; the others on request."""
+    baseline: bool = False
+    """The run that others with its seed are compared with."""
+
+    @property
+    def label(self) -> str:
+        return " ".join(filter(None, (self.arm, self.trial, f"seed={self.seed}")))
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a heading; ``note`` stands under it."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that a page shows, from top to bottom."""
+
+    title: str
+    sentences: Sequence[str]
+    runs: Sequence[Run]
+    tables: Sequence[Table] = ()
+    flags: Sequence[str] = ()
+    downloads: dict[str, bytes] = field(default_factory=dict)
+    """Files to save from the page, by name: the same figures for a paper."""
+    baseline: str = "the baseline"
+
+    def render(self) -> str:
+        flags = "".join(f"<li>{html.escape(flag)}</li>" for flag in self.flags)
+        return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(self.title)}</title>
+<link rel="icon" href="data:,">
+<style>{_web("page.css")}</style>
+</head>
+<body>
+<button id="theme" type="button" aria-label="light or dark">◐</button>
+<main>
+<h1>{html.escape(self.title)}</h1>
+{"".join(f'<p class="verdict">{html.escape(sentence)}</p>' for sentence in self.sentences)}
+{f'<ul class="note">{flags}</ul>' if flags else ""}
+{self._figures()}
+{"".join(map(_table, self.tables))}
+{_runs(self.runs)}
+</main>
+<dialog id="config"><form method="dialog"><button>close</button></form><h2></h2><pre></pre></dialog>
+<script type="application/json" id="data">{self._data()}</script>
+<script>{_web("page.js")}</script>
+</body>
+</html>
+"""
+
+    def write(self, path: Path) -> Path:
+        path.write_text(self.render(), encoding="utf-8")
+        return path
+
+    def _figures(self) -> str:
+        if not self.runs:
+            return '<div id="legend"></div><div id="panels"></div>'
+        saved = " · ".join(_download(name, content) for name, content in self.downloads.items())
+        return f"""<div id="legend" class="legend"></div>
+<div id="panels" class="panels"></div>
+<p class="note">Click a name to hide or show it. Point at a curve to read it; drag over a panel to zoom in, double-click to zoom out.
+{f"For papers: {saved}." if saved else ""}</p>"""
+
+    def _data(self) -> str:
+        """The runs for the script, small: a config as what differs from the first, steps once for all that share them."""
+        first = self.runs[0].config if self.runs else {}
+        steps: dict[str, int] = {}
+        runs = []
+        for run in self.runs:
+            curves = {}
+            for key in CURVES:
+                at, values = run.curves.get(key, ((), ()))
+                curves[key] = [steps.setdefault(_floats(at), len(steps)), _floats(values)]
+            about = {key: getattr(run, key) for key in ("arm", "trial", "seed", "label", "status", "error", "chosen", "baseline")}
+            runs.append({**about, "config": {k: v for k, v in run.config.items() if first.get(k) != v}, "curves": curves})
+        content = {"runs": runs, "steps": list(steps), "config": first, "colours": COLOURS, "baseline": self.baseline}
+        return json.dumps(content, separators=(",", ":")).replace("</", "<\\/")
+
+
+def _floats(values: Sequence[float]) -> str:
+    return base64.b64encode(np.asarray(values, "<f4").tobytes()).decode()
+
+
+def _web(name: str) -> str:
+    return (WEB / name).read_text(encoding="utf-8")
+
+
+def _download(name: str, content: bytes) -> str:
+    kind = {"png": "image/png", "pdf": "application/pdf"}[name.rpartition(".")[2]]
+    return f'<a download="{name}" href="data:{kind};base64,{base64.b64encode(content).decode()}">{name}</a>'
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.headings)
+    body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
+    note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
+    return f"""<h2>{html.escape(table.title)}</h2>
+<div class="scroll"><table class="sorts"><thead><tr>{head}</tr></thead><tbody>
+{body}
+</tbody></table></div>{note}
+"""
+
+
+def _cell(text: str) -> str:
+    mark = f' class="{text}"' if text in ("supported", "refuted") else ""
+    return f"<td{mark}>{html.escape(text)}</td>"
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    keys = sorted({key for run in runs for key in run.final if key.startswith("val_loss")})
+    headings = ["arm", "trial", "seed", "status", *(key.replace("_", " ") for key in keys), "norm ratio", "settings"]
+    body = []
+    for number, run in enumerate(runs):
+        values = [f"{run.final[key]:.4f}" if key in run.final else "-" for key in keys]
+        ratio = f"{run.final['ratio']:.3f}" if "ratio" in run.final else "-"
+        cells = "".join(map(_cell, (run.arm, run.trial, str(run.seed), run.status, *values, ratio)))
+        body.append(f'<tr>{cells}<td><button type="button" data-run="{number}">config</button></td></tr>')
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
+    return f"""<h2>Every run</h2>
+<div class="scroll"><table class="sorts" id="runs"><thead><tr>{head}</tr></thead><tbody>
+{chr(10).join(body)}
+</tbody></table></div>
+"""

@@ -1,0 +1,83 @@
+"""Runs what a study's folder says was run, anew, and compares: bit for bit on a CPU, within the noise of seeds on a GPU."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from normcontrol.lab.claims import Evidence
+from normcontrol.lab.device import choose
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.ledger import Ledger
+from normcontrol.lab.results import Record
+from normcontrol.lab.runner import Job, run_cell
+from normcontrol.lab.verdict import config_of
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell's record, what came of it now, and whether that is the same."""
+
+    label: str
+    before: Record
+    now: Record
+    noise: float | None
+    """The spread of final losses over seeds; None where the numbers must be equal bit for bit."""
+
+    @property
+    def same(self) -> bool:
+        if self.noise is None:
+            return (self.now.status, self.now.final, self.now.curves) == (self.before.status, self.before.final, self.before.curves)
+        return self.now.status == self.before.status and abs(self.moved) <= 2 * self.noise
+
+    @property
+    def moved(self) -> float:
+        return self.now.value() - self.before.value() if self.before.good and self.now.good else math.nan
+
+    def __str__(self) -> str:
+        if self.noise is None:
+            return f"{self.label}: {'the same, bit for bit' if self.same else f'another result, {self.moved:+.2e} in validation loss'}"
+        verdict = "within the noise" if self.same else "beyond the noise"
+        return f"{self.label}: {self.moved:+.5f} in validation loss, {verdict} of seeds ({self.noise:.5f})"
+
+
+def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = ()) -> Iterator[Comparison]:
+    """Each finished cell of a study again."""
+    done = ledger.results()
+    cells = [c for c in ledger.cells(done) if not only or any(text in f"{c.part} {c.label}" for text in only)]
+    found = {record.id: (cell.label, record) for cell in cells if (record := done.of(cell)) is not None and record.status != "failed"}
+    if not found:
+        raise LabError(f"There is nothing to replay in {ledger.out}: no finished cell of the study that it names.")
+    exact = choose(device).type == "cpu"
+    noise = None if exact else seed_noise(Evidence(ledger.cells(done), done))
+    threads = torch.get_num_threads()
+    try:
+        for id, (label, record) in found.items():
+            torch.set_num_threads(record.environment.get("threads", threads))  # sums of several threads are rounded otherwise
+            with tempfile.TemporaryDirectory() as work:
+                config = ledger.placed(config_of(record)).with_(device=device, tensorboard=False, wandb="")
+                now = run_cell(Job(id, label, config, Path(work) / id, ledger.cache))
+            if now is None:
+                return
+            yield Comparison(label, record, now, noise)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def seed_noise(evidence: Evidence) -> float:
+    """The standard deviation of final losses over seeds, pooled over the trials that have several."""
+    variances = []
+    for arm in dict.fromkeys(cell.arm for cell in evidence.cells):
+        for trial in evidence.trials(arm):
+            values = [v for v in trial.values() if math.isfinite(v)]
+            if len(values) > 1:
+                variances.append(statistics.variance(values))
+    if not variances:
+        raise LabError("No trial has several seeds, so the noise that a replay on a GPU may show is not known. Replay on a CPU.")
+    return math.sqrt(statistics.fmean(variances))
