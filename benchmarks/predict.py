@@ -65,7 +65,7 @@ class Run:
 
     def trace(self) -> dict[str, ClassTrace]:
         """The run as predict.calibrate takes it: by class, or all together where the metrics have no norms of classes."""
-        kept, noise = predict.walk(self.lrs, predict.decays("AdamW", self.lrs, self.decay))
+        kept, noise = (x.tolist() for x in predict.walk(self.lrs, predict.decays("AdamW", self.lrs, self.decay)))
         if self.norms:
             steps, counts = sorted(self.norms), {c.name: c.count for c in self.classes}
             norms = {name: [self.norms[s][name] for s in steps] for name in counts}

@@ -7,7 +7,6 @@ of the updates relative to the weights. Every :class:`Recipe` says which. All of
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,12 +60,16 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
     if _known(equal) == "norm":
         same = f"the joint norm at the end, {plan.ratio:.4g} times the initial one"
         return Recipe("AdamC", {"weight_decay": _decay_for(plan, plan.ratio, "AdamC")}, same, plan.doubts)
-    wanted = _mean_update(plan)
+    rates = torch.tensor(_rates(plan), dtype=torch.float64)
 
     def stillness(decay: float) -> float:
-        return 1 / _mean_update(_again(plan, "AdamC", decay))
+        kept, noise = predict.walk(rates, predict.decays("AdamC", rates, decay))
+        return 1 / _root_mean_square(
+            _relative_updates(plan, plan.classes, [kept * c.weights.rms**2 + c.constant.value * noise for c in plan.classes])
+        )
 
-    decay = predict.solve(stillness, 1 / wanted, 1 / max(map(max, plan.lrs)), "AdamC so large a relative update")
+    wanted = _root_mean_square(_relative_updates(plan, plan.classes))
+    decay = predict.solve(stillness, 1 / wanted, 1 / float(rates.max()), "AdamC so large a relative update")
     same = "the size of the updates relative to the joint norm, as a root mean square over the run"
     return Recipe("AdamC", {"weight_decay": decay}, same, plan.doubts)
 
@@ -140,22 +143,16 @@ def update_size(beta1: float) -> float:
     return math.sqrt((1 - beta1) / (1 + beta1))
 
 
-def _relative_updates(plan: Prediction, classes: Sequence[predict.ClassPrediction]) -> Tensor:
-    """lr_t / rms of the weights before step t, over some classes together, for steps 1, 2, ..."""
-    moved = sum(c.weights.count * torch.tensor(plan.lrs[c.weights.group], dtype=torch.float64).square() for c in classes)
-    return (moved / sum(c.weights.count * c.squares[:-1] for c in classes)).sqrt()  # type: ignore[operator, no-any-return]
+def _relative_updates(plan: Prediction, classes: Sequence[predict.ClassPrediction], squares: Sequence[Tensor] | None = None) -> Tensor:
+    """lr_t / rms of the weights before step t, over some classes together, for steps 1, 2, ...; with other mean squares, if given."""
+    squares = [c.squares for c in classes] if squares is None else squares
+    moved = [c.weights.count * torch.tensor(plan.lrs[c.weights.group], dtype=torch.float64).square() for c in classes]
+    before = [c.weights.count * q[:-1] for c, q in zip(classes, squares, strict=True)]
+    return (torch.stack(moved).sum(0) / torch.stack(before).sum(0)).sqrt()
 
 
-def _mean_update(plan: Prediction) -> float:
-    return float(_relative_updates(plan, plan.classes).square().mean().sqrt())
-
-
-def _again(plan: Prediction, method: str, decay: float) -> Prediction:
-    """The same weights and learning rates, by another method."""
-    predicted = predict.adamc if method == "AdamC" else predict.adamw
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its doubts are the plan's, which have been said
-        return predicted([c.weights for c in plan.classes], _rates(plan), decay, steps=plan.steps, constants=_constants(plan))
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def _decay_for(plan: Prediction, ratio: float, method: str) -> float:
