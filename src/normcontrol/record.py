@@ -96,8 +96,9 @@ class NormTrace:
     def _after(self, *_: Any) -> None:
         self._count += 1
         for i, group in enumerate(self._groups):
-            left = (1 - group["lr"] * group.get("weight_decay", 0.0)) ** 2
-            self._walk[i] = self._walk[i][0] * left, self._walk[i][1] * left + group["lr"] ** 2
+            lr = 0.0 if group.get("lr") is None else group["lr"]  # some optimizers have none: then nothing can be calibrated
+            left = (1 - lr * group.get("weight_decay", 0.0)) ** 2
+            self._walk[i] = self._walk[i][0] * left, self._walk[i][1] * left + lr**2
         if self._count % self.every == 0:
             self._record()
             if self._copies:
