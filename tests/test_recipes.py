@@ -114,6 +114,9 @@ def test_doubts_go_with_the_recipe():
         short = predict.adamw(SmallModel(), 1e-2, 0.1, steps=100)
     assert all(recipes_of(short).doubts == short.doubts for recipes_of in (recipes.adamwn, recipes.adamc, recipes.adamh))
     assert "DOUBTFUL" in str(recipes.adamwn(short))
+    with pytest.warns(UserWarning, match="tied to the head"):
+        back = recipes.adamw(SmallModel(), 1e-2, steps=100, ratio=1.02)
+    assert "embed.weight is an embedding tied" in back.doubts[0]
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def decay_for(
     *,
     steps: int | None = None,
     constants: Constants = 1.0,
+    tied: Sequence[str] = (),
     method: str = "AdamW",
 ) -> float:
     """The decay with which AdamW (or ``method="AdamC"``) is predicted to end at this ratio to the initial norm.
@@ -174,7 +175,7 @@ def decay_for(
     """
     if not (math.isfinite(ratio) and ratio > 0):
         raise ValueError(f"ratio={ratio}: a norm is a positive multiple of the initial one. Give a number above 0.")
-    found = classes_of(weights)
+    found = classes_of(weights, tied)
     lrs = _lrs(lr, steps, found)
     start = sum(c.count * c.rms**2 for c in found)
 
@@ -185,7 +186,9 @@ def decay_for(
         squares = (c.count * (ends[c.group][0] * c.rms**2 + constant_of(c, constants, 0.0).value * ends[c.group][1]) for c in found)
         return math.sqrt(max(sum(squares), 0.0) / start)
 
-    return solve(reached, ratio, 1 / max(map(max, lrs)), f"a ratio of {ratio:.4g} at the end of {len(lrs[0]):,} steps of {method}")
+    decay = solve(reached, ratio, 1 / max(map(max, lrs)), f"a ratio of {ratio:.4g} at the end of {len(lrs[0]):,} steps of {method}")
+    _predict(method, found, lr, decay, steps, constants, ())  # which says what is doubtful about it
+    return decay
 
 
 def solve(value: Callable[[float], float], wanted: float, most: float, what: str) -> float:

@@ -7,6 +7,7 @@ of the updates relative to the weights. Every :class:`Recipe` says which. All of
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,24 +117,24 @@ def adamw(
     given = [x for x in (ratio, adamc_decay, adamh_lr) if x is not None]
     if len(given) != 1:
         raise ValueError(f"{len(given)} of ratio=, adamc_decay= and adamh_lr= were given: give the one that the recipe to be replaced has.")
-    found = classes_of(weights)
+    if adamh_lr is not None and not adamh_lr > 0:
+        raise ValueError(f"adamh_lr={adamh_lr}: it is the relative size of an update, a number above 0.")
+    found = [c for c in classes_of(weights) if c.hidden or adamh_lr is None]
     same = "the joint norm at the end, {:.4g} times the initial one"
-    if adamh_lr is not None:
-        if not adamh_lr > 0:
-            raise ValueError(f"adamh_lr={adamh_lr}: it is the relative size of an update, a number above 0.")
-        found = [c for c in found if c.hidden]
-        lrs = predict.adamw(found, lr, 0.0, steps=steps, constants=constants).lrs
-        rms = update_size(beta1) * max(map(max, lrs)) / adamh_lr
-        end = rms / math.sqrt(sum(c.count * c.rms**2 for c in found) / sum(c.count for c in found))
-        same = (
-            "the relative size of the updates at the end, for the hidden matrices together, whose norm is then {:.4g} times the initial one"
-        )
-    elif adamc_decay is not None:
-        end = predict.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
-    else:
-        end = float(ratio(steps or len(lr))) if isinstance(ratio, Schedule) else float(ratio)  # type: ignore[arg-type]
-    decay = predict.decay_for(found, end, lr, steps=steps, constants=constants)
-    return Recipe("AdamW", {"weight_decay": decay}, same.format(end))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is doubtful is said of the result
+        free = predict.adamw(found, lr, 0.0, steps=steps, constants=constants)
+        if adamh_lr is not None:
+            rms = update_size(beta1) * max(map(max, free.lrs)) / adamh_lr
+            end = rms / math.sqrt(sum(c.count * c.rms**2 for c in found) / sum(c.count for c in found))
+            same = "the relative size of the updates at the end, for the hidden matrices together, whose norm is then {:.4g} times the initial one"
+        elif adamc_decay is not None:
+            end = predict.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
+        else:
+            end = float(ratio(free.steps) if isinstance(ratio, Schedule) else ratio)  # type: ignore[arg-type]
+        decay = predict.decay_for(found, end, lr, steps=steps, constants=constants)
+    doubts = predict.adamw(found, lr, decay, steps=steps, constants=constants).doubts
+    return Recipe("AdamW", {"weight_decay": decay}, same.format(end), doubts)
 
 
 def update_size(beta1: float) -> float:
@@ -157,7 +158,9 @@ def _root_mean_square(values: Tensor) -> float:
 
 def _decay_for(plan: Prediction, ratio: float, method: str) -> float:
     weights = [c.weights for c in plan.classes]
-    return predict.decay_for(weights, ratio, _rates(plan), steps=plan.steps, constants=_constants(plan), method=method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is doubtful has been said of the plan
+        return predict.decay_for(weights, ratio, _rates(plan), steps=plan.steps, constants=_constants(plan), method=method)
 
 
 def _rates(plan: Prediction) -> list[float]:
