@@ -127,7 +127,8 @@ def adamw(
         if adamh_lr is not None:
             rms = update_size(beta1) * max(map(max, free.lrs)) / adamh_lr
             end = rms / math.sqrt(sum(c.count * c.rms**2 for c in found) / sum(c.count for c in found))
-            same = "the relative size of the updates at the end, for the hidden matrices together, whose norm is then {:.4g} times the initial one"
+            same = "the relative size of the updates at the end, for the hidden matrices together, whose norm is then {:.4g} times "
+            same += "the initial one"
         elif adamc_decay is not None:
             end = predict.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
         else:
