@@ -30,6 +30,7 @@ bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
 docs: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python docs/figures/make_figures.py
 	$(BIN)/python examples/quickstart.py --figure docs/figures/quickstart.png
+	$(BIN)/python benchmarks/predict.py --draw results/predict_tiny.json --figure docs/figures/predict.png
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
 	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -l 'mark\.cuda' tests/test_*.py)

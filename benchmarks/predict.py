@@ -1,7 +1,7 @@
 """The norm that AdamW is predicted to reach against the norm that it reaches, for four pairs of learning rate and decay.
 
-Without ``--runs`` it trains them (finished ones are not trained again); with it, it reads the folders of AdamW runs that the
-laboratory has made. Predicted twice: with no constant (C = 1), and with constants calibrated on the first run alone.
+Without ``--runs`` it trains them (finished ones are not trained again); with it, it reads AdamW runs that the laboratory has made:
+their folders, or those of studies. Predicted twice: with no constant (C = 1), and with constants calibrated on the first run alone.
 ``--draw`` draws the figure of an earlier result.
 """
 
@@ -27,6 +27,7 @@ from normcontrol.lab.data import padded
 from normcontrol.lab.files import read_json
 from normcontrol.lab.folder import CONFIG, ENVIRONMENT, revision
 from normcontrol.lab.model import GPT
+from normcontrol.lab.results import CELLS, Record, read, summarise
 from normcontrol.lab.telemetry import PREFIX
 from normcontrol.lab.train import train
 from normcontrol.record import ClassTrace
@@ -39,23 +40,37 @@ NAMES = {"all": "all that is decayed", "hidden matrices": "hidden matrices alone
 KINDS = tuple(NAMES)
 
 
+def records(path: Path) -> list[Record]:
+    """The finished AdamW runs in a run's folder, a study's folder (one seed of each), or the file of a study's cell."""
+    if (path / CONFIG).exists():
+        config = Config.load(path / CONFIG)
+        if not finished(path, config):
+            raise SystemExit(f"{path} is not finished: its norm at the end is not known.")
+        found = [summarise(path.name, config, read_json(path / ENVIRONMENT), metrics.read(path), 0.0)]
+    else:
+        files = sorted((path / CELLS).glob("*.jsonl")) if path.is_dir() else [path]
+        found = [record for record in map(read, files) if record.good]
+    kept = [r for r in found if r.config["optimizer"].lower() == "adamw" and r.config["ratio"] is None]
+    if not kept:
+        raise SystemExit(f"{path} holds no finished run of AdamW, and other methods' norms are not predicted by this. Give one that does.")
+    first = min(r.config["init_seed"] for r in kept)
+    return sorted((r for r in kept if r.config["init_seed"] == first), key=lambda r: (-r.config["lr"], -r.config["weight_decay"]))
+
+
 class Run:
     """A finished AdamW run: its config, its weights at the start by class, and the norms that it had."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.config = folder, Config.load(folder / CONFIG)
-        o = self.config.optim
-        if optim.known_name(o.optimizer) != "AdamW" or o.ratio is not None:
-            raise SystemExit(f"{folder} is a run of {o.optimizer}, whose norm is not AdamW's: give folders of AdamW runs.")
-        lines = metrics.read(folder)
-        if not finished(folder, self.config):
-            raise SystemExit(f"{folder} is not finished: its norm at the end is not known.")
+    def __init__(self, record: Record) -> None:
+        self.config = Config().with_(**{key: tuple(v) if isinstance(v, list) else v for key, v in record.config.items()})
         self.lrs = [optim.lr_at(self.config, step) for step in range(1, self.config.run.steps + 1)]
-        self.decay = o.weight_decay
-        self.classes = self._classes(read_json(folder / ENVIRONMENT)["data"]["vocab"])
-        self.ratios = {line["step"]: line["ratio"] for line in lines if "ratio" in line}
-        self.norms = {line["step"]: {k[len(PREFIX) :]: v for k, v in line.items() if k.startswith(PREFIX)} for line in lines}
-        self.norms = {step: norms for step, norms in self.norms.items() if norms}
+        self.decay = self.config.optim.weight_decay
+        self.classes = self._classes(record.environment["data"]["vocab"])
+        self.ratios = dict(zip(*record.curves["ratio"], strict=True))
+        self.norms: dict[int, dict[str, float]] = {}
+        for key, (steps, values) in record.curves.items():
+            if key.startswith(PREFIX):
+                for step, value in zip(steps, values, strict=True):
+                    self.norms.setdefault(step, {})[key[len(PREFIX) :]] = value
 
     def _classes(self, vocab: int) -> list[TensorClass]:
         model = GPT(self.config.model, padded(vocab))
@@ -65,7 +80,7 @@ class Run:
 
     def trace(self) -> dict[str, ClassTrace]:
         """The run as predict.calibrate takes it: by class, or all together where the metrics have no norms of classes."""
-        kept, noise = predict.walk(self.lrs, predict.decays("AdamW", self.lrs, self.decay))
+        kept, noise = (x.tolist() for x in predict.walk(self.lrs, predict.decays("AdamW", self.lrs, self.decay)))
         if self.norms:
             steps, counts = sorted(self.norms), {c.name: c.count for c in self.classes}
             norms = {name: [self.norms[s][name] for s in steps] for name in counts}
@@ -76,9 +91,9 @@ class Run:
         return {n: ClassTrace(counts[n], norms[n], [kept[s] for s in steps], [noise[s] for s in steps]) for n in counts}
 
 
-def compare(folders: list[Path]) -> dict[str, Any]:
+def compare(paths: list[Path]) -> dict[str, Any]:
     """Predictions for every run, the calibrated ones from the first."""
-    runs = [Run(folder) for folder in folders]
+    runs = [Run(record) for path in paths for record in records(path)]
     constants = predict.calibrate(runs[0].trace())
     return {
         "command": shlex.join(["python", "benchmarks/predict.py", *sys.argv[1:]]),
@@ -177,7 +192,12 @@ def main() -> None:
     parser.add_argument("--preset", default="tiny", help="of the runs to train")
     parser.add_argument("--steps", type=int, help="train for so many steps, not as many as the preset says")
     parser.add_argument("--data", help="train on this data, not on what the preset says")
-    parser.add_argument("--runs", type=Path, nargs="+", help="folders of finished AdamW runs; the first one is calibrated on")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        nargs="+",
+        help="folders of finished AdamW runs or of studies, or cells of these; the first run is calibrated on",
+    )
     parser.add_argument("--out", type=Path, help="folder of the runs that are trained; by default under runs/")
     parser.add_argument("--json", type=Path, help="write the result here")
     parser.add_argument("--figure", type=Path, help="draw the result here")

@@ -172,6 +172,8 @@ def test_learning_rates_in_every_form_are_the_same():
         schedule,
         values,
         tuple(values),
+        torch.tensor(values, dtype=torch.float64),
+        torch.tensor(values, dtype=torch.float64).numpy(),
         lambda t: schedule(t),
         trace(values, range(1, steps + 1)),
         LambdaLR(adamw, lambda i: schedule(i + 1) / 1e-2),
@@ -257,6 +259,8 @@ def test_a_tied_embedding_in_a_short_run_is_doubted():
     assert "DOUBTFUL: embed.weight" in str(short)
     embedding = next(c for c in short.classes if c.weights.tied)
     assert (embedding.weights.name, embedding.constant.high) == ("embed.weight", 11.0)
+    with pytest.warns(UserWarning, match="tied to the head, and the run is short"):
+        p.decay_for(model, short.ratio, 1e-2, steps=200)
     measured = {c.weights.name: p.Constant(2.0, 1.5, 2.5) for c in short.classes}
     with pytest.warns(UserWarning, match="its C was 2 in the run calibrated on, and about twice that at half the learning rate"):
         calibrated = p.adamw(model, 1e-2, 0.1, steps=200, constants=measured)

@@ -114,6 +114,9 @@ def test_doubts_go_with_the_recipe():
         short = predict.adamw(SmallModel(), 1e-2, 0.1, steps=100)
     assert all(recipes_of(short).doubts == short.doubts for recipes_of in (recipes.adamwn, recipes.adamc, recipes.adamh))
     assert "DOUBTFUL" in str(recipes.adamwn(short))
+    with pytest.warns(UserWarning, match="tied to the head"):
+        back = recipes.adamw(SmallModel(), 1e-2, steps=100, ratio=1.02)
+    assert "embed.weight is an embedding tied" in back.doubts[0]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def learn(make):
     """Train; returns the ratios at every 20th step and the effective decay of every step under control."""
     model, decays = Net(), []
     opt = make(model)
-    norms = NormTrace(opt, every=20)
+    norms = NormTrace(opt, every=20, angles=True)
     for t in range(1, LENGTH + 1):
         for group in opt.param_groups:
             group["lr"] = rate_at(t)
@@ -190,6 +193,17 @@ def learn(make):
 def groups(model, decay, **control):
     hidden, head = list(model.hidden.named_parameters()), list(model.head.named_parameters())
     return [{"params": hidden, "weight_decay": decay, **control}, {"params": head, "weight_decay": 0.0}]
+
+
+def test_adamh_is_told_to_turn_as_much_as_adamw_turned():
+    weights = classes_of(Net().hidden)
+    adamw, _ = learn(lambda m: torch.optim.AdamW(groups(m, 0.1), betas=(0.9, 0.95)))
+    plan = predict.adamw(weights, rate_at, 0.1, steps=LENGTH, constants=predict.calibrate(adamw))
+    told = [recipes.adamh(plan).settings["lr"](t) for t in adamw.steps[1:]]
+    assert told[0] > 8 * told[-1]  # no constant would do
+    shares = [a / b for a, b in zip(told, adamw.angles, strict=True)]
+    assert sum(shares) / len(shares) == pytest.approx(1.0, abs=0.15)
+    assert max(max(shares), 1 / min(shares)) < 1.5  # single steps differ by chance
 
 
 def test_adamwn_at_a_constant_ratio_is_adamc_at_the_predicted_decay():

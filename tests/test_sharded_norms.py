@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from normcontrol import AdamWN, NormControl, NormTrace, reproject_
+from normcontrol import AdamWN, NormControl, NormTrace, predict, reproject_
 
 W = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 12.0]])  # rows of norms 5, 0 and 12: 13 together
 
@@ -240,14 +240,20 @@ def settings_and_tools() -> None:
             assert relative(total, opt.norms()["global"].target) < 1e-6
 
     # A trace of a sharded run is that of the whole weights.
-    traces = []
+    traces, predictions = [], []
     for layout in (None, "fsdp"):
         model = Model()
         part = (0, 1) if layout is None else shard(layout, model)
         adamw = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
-        traces.append(NormTrace(adamw))
+        traces.append(NormTrace(adamw, angles=True))
+        predictions.append(predict.adamw(adamw, steps=100).ratio)
         train(model, adamw, *part, steps=range(3))
     assert max(abs(a / b - 1) for a, b in zip(traces[0].norms, traces[1].norms, strict=True)) < 1e-6
+    assert max(abs(a / b - 1) for a, b in zip(traces[0].angles, traces[1].angles, strict=True)) < 1e-3
+    assert abs(predictions[0] / predictions[1] - 1) < 1e-6
+    for ours, theirs in zip(traces[0].classes.values(), traces[1].classes.values(), strict=True):
+        assert ours.count == theirs.count
+        assert max(abs(a / b - 1) for a, b in zip(ours.norms, theirs.norms, strict=True)) < 1e-6
 
     # Low-precision weights round as the whole tensor would.
     generator = torch.Generator().manual_seed(3)

@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 import torch
-from small import SmallModel, total_norm, train
+from small import MATRICES, SmallModel, total_norm, train
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -197,6 +197,72 @@ def test_any_optimizer_can_be_recorded(make):
     train(model, opt, range(3))
     assert norms.steps == [0, 1, 2, 3]
     assert norms.norms[-1] == pytest.approx(total_norm(matrices(model)), rel=1e-6)
+
+
+def test_a_trace_holds_the_norms_of_each_class_and_what_decay_leaves():
+    model = SmallModel()
+    adamw = torch.optim.AdamW(model.named_parameters(), lr=0.1, weight_decay=0.5)
+    norms = NormTrace(adamw, every=2)
+    train(model, adamw, range(2))
+    adamw.param_groups[0]["lr"] = 0.2
+    train(model, adamw, range(2, 4))
+    assert list(norms.classes) == MATRICES
+    up = norms.classes["up.weight"]
+    assert up.count == 128
+    assert up.norms[-1] == pytest.approx(total_norm([model.up.weight]), rel=1e-6)
+    assert up.kept == pytest.approx([1, 0.95**4, 0.95**4 * 0.9**4])
+    one = 0.01 * 0.95**2 + 0.01
+    assert up.noise == pytest.approx([0, one, (one * 0.9**2 + 0.04) * 0.9**2 + 0.04])
+    assert [sum(c.norms[i] ** 2 for c in norms.classes.values()) ** 0.5 for i in range(3)] == pytest.approx(norms.norms)
+
+
+def test_a_trace_under_control_holds_no_classes():
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), ratio=1.5)
+    norms = NormTrace(opt)
+    train(model, opt, range(2))
+    assert norms.classes == {}
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: AdamWN(p, lr=0.01, ratio=1.5, rate=0.5)])
+def test_a_trace_measures_by_how_much_steps_turn_the_weights(make):
+    model = SmallModel()
+    opt = make(list(model.parameters()))
+    norms, seen = NormTrace(opt, every=2, angles=True), []
+    for t in range(4):
+        before = torch.cat([p.detach().double().flatten() for p in matrices(model)])
+        train(model, opt, range(t, t + 1))
+        after = torch.cat([p.detach().double().flatten() for p in matrices(model)])
+        seen.append(torch.acos(before @ after / before.norm() / after.norm()).item())
+    assert norms.angles == pytest.approx(seen[1::2], rel=1e-3)
+    assert NormTrace(opt).angles == []
+
+
+def test_an_optimizer_without_a_learning_rate_is_recorded_all_the_same():
+    class Halving(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.mul_(0.5)
+
+    opt = Halving([torch.nn.Parameter(torch.ones(2, 2))])
+    norms = NormTrace(opt)
+    opt.step()
+    assert norms.norms == [2.0, 1.0]
+    assert norms.classes["2x2"].noise == [0.0, 0.0]
+
+
+def test_the_effective_decay_is_the_one_that_adamw_would_need():
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=0.01, ratio=0.5, rate=0.1)
+    train(model, opt, range(3))
+    reading = opt.norms()["global"]
+    assert reading.decay(0.01).item() == pytest.approx((1 - reading.scale.item()) / 0.01)
+    assert (1 - 0.01 * reading.decay(0.01)).item() == pytest.approx(reading.scale.item())
+    assert opt.norms()["global"].decay(0.01) > 0
 
 
 @pytest.mark.parametrize("suffix", ["json", "csv"])

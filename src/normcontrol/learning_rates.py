@@ -27,6 +27,8 @@ def learning_rates(lr: LearningRate, steps: int | None) -> list[list[float]]:
     >>> learning_rates(torch.optim.lr_scheduler.LambdaLR(sgd, lambda i: 1 / (i + 1)), steps=4)
     [[0.4, 0.2, 0.13333333333333333, 0.1]]
     """
+    if getattr(lr, "ndim", 0) == 1:  # NumPy's arrays, and tensors
+        lr = lr.tolist()  # type: ignore[union-attr]
     if steps is None and isinstance(lr, Sequence):
         steps = len(lr)
     if steps is None or steps != int(steps) or steps < 1:

@@ -11,7 +11,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from operator import attrgetter
 
 import torch
@@ -100,7 +99,7 @@ class Prediction:
         return trace([ratios[i] for i in at], at)
 
     def __str__(self) -> str:
-        rows = [("class", "weights", "rms before", "rms after", "from", "to", "ratio", "C")]
+        rows: list[tuple[str, ...]] = [("class", "weights", "rms before", "rms after", "from", "to", "ratio", "C")]
         for c in self.classes:
             name = c.weights.name + (" (tied)" if c.weights.tied else "")
             sizes = (f"{x:.4g}" for x in (c.weights.rms, c.rms, c.low, c.high))
@@ -164,6 +163,7 @@ def decay_for(
     *,
     steps: int | None = None,
     constants: Constants = 1.0,
+    tied: Sequence[str] = (),
     method: str = "AdamW",
 ) -> float:
     """The decay with which AdamW (or ``method="AdamC"``) is predicted to end at this ratio to the initial norm.
@@ -175,16 +175,20 @@ def decay_for(
     """
     if not (math.isfinite(ratio) and ratio > 0):
         raise ValueError(f"ratio={ratio}: a norm is a positive multiple of the initial one. Give a number above 0.")
-    found = classes_of(weights)
+    found = classes_of(weights, tied)
     lrs = _lrs(lr, steps, found)
     start = sum(c.count * c.rms**2 for c in found)
 
+    rates = {c.group: torch.tensor(lrs[c.group], dtype=torch.float64) for c in found}
+
     def reached(decay: float) -> float:
-        ends = {g: _end(lrs[g], decays(method, lrs[g], decay)) for g in {c.group for c in found}}
+        ends = {g: [float(x[-1]) for x in walk(rates[g], decays(method, rates[g], decay))] for g in rates}
         squares = (c.count * (ends[c.group][0] * c.rms**2 + constant_of(c, constants, 0.0).value * ends[c.group][1]) for c in found)
         return math.sqrt(max(sum(squares), 0.0) / start)
 
-    return solve(reached, ratio, 1 / max(map(max, lrs)), f"a ratio of {ratio:.4g} at the end of {len(lrs[0]):,} steps of {method}")
+    decay = solve(reached, ratio, 1 / max(map(max, lrs)), f"a ratio of {ratio:.4g} at the end of {len(lrs[0]):,} steps of {method}")
+    _predict(method, found, lr, decay, steps, constants, ())  # which says what is doubtful about it
+    return decay
 
 
 def solve(value: Callable[[float], float], wanted: float, most: float, what: str) -> float:
@@ -202,31 +206,29 @@ def solve(value: Callable[[float], float], wanted: float, most: float, what: str
     return (left + right) / 2
 
 
-def decays(method: str, lrs: Sequence[float], weight_decay: float) -> list[float]:
+def decays(method: str, lrs: Sequence[float] | Tensor, weight_decay: float) -> Tensor:
     """What each step takes off the weights, as a share of them."""
-    most = max(lrs)
-    shares = [lr * weight_decay for lr in lrs] if method == "AdamW" else [weight_decay * lr * lr / most for lr in lrs]
-    if max(shares) > 1 + 1e-12:
+    lrs = torch.as_tensor(lrs, dtype=torch.float64)
+    shares = weight_decay * (lrs if method == "AdamW" else lrs.square() / lrs.max())
+    if shares.max() > 1 + 1e-12:
         raise ValueError(
-            f"weight_decay={weight_decay:g} at a learning rate of {most:g} takes {max(shares):.3g} times the weights off in one step: they "
-            "would change sign. Give a decay of at most 1 / lr."
+            f"weight_decay={weight_decay:g} at a learning rate of {lrs.max():g} takes {shares.max():.3g} times the weights off in one "
+            "step: they would change sign. Give a decay of at most 1 / lr."
         )
     return shares
 
 
-def walk(lrs: Sequence[float], shares: Sequence[float]) -> tuple[list[float], list[float]]:
-    """(kept, noise) at every step from 0 on: the mean square of a class is then ``kept * initial + C * noise``, exactly."""
-    kept = list(accumulate(shares, lambda left, k: left * (1 - k) ** 2, initial=1.0))
-    noise = list(accumulate(zip(lrs, shares, strict=True), lambda sum_, move: sum_ * (1 - move[1]) ** 2 + move[0] ** 2, initial=0.0))
-    return kept, noise  # type: ignore[return-value]
+def walk(lrs: Sequence[float] | Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """(kept, noise) at every step from 0 on: the mean square of a class is then ``kept * initial + C * noise``.
 
-
-def _end(lrs: Sequence[float], shares: Sequence[float]) -> tuple[float, float]:
-    """The last of :func:`walk`, in vectors."""
-    logs = torch.tensor(shares, dtype=torch.float64).neg().log1p().mul(2).cumsum(0)
-    later = torch.where(logs.isinf(), -math.inf, logs[-1] - logs)  # of what each step added, decay in later steps leaves exp(later)
-    later[-1] = 0.0
-    return float(logs[-1].exp()), float((torch.tensor(lrs, dtype=torch.float64).square() * later.exp()).sum())
+    This is the recursion in closed form: of what a step adds, the decay of all later steps is kept, and products become sums of
+    logarithms.
+    """
+    lrs = torch.as_tensor(lrs, dtype=torch.float64)
+    logs = 2 * (1 - shares).clamp(min=1e-12).log().cumsum(0)
+    noise = (logs + torch.logcumsumexp(2 * lrs.log() - logs, 0)).exp()
+    first = torch.zeros(1, dtype=torch.float64)
+    return torch.cat([first, logs]).exp(), torch.cat([first, noise])
 
 
 def _predict(
@@ -240,7 +242,7 @@ def _predict(
 ) -> Prediction:
     found = classes_of(weights, tied)
     lrs = _lrs(lr, steps, found)
-    walks: dict[tuple[int, float], tuple[list[float], list[float]]] = {}
+    walks: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
     classes = []
     for c in found:
         place = c.group, _decay(c, weight_decay)
@@ -260,11 +262,12 @@ def _predict(
     return Prediction(method, len(lrs[0]), ratio, low, high, math.sqrt(ends[0]), tuple(classes), assumed, doubted, lrs)
 
 
-def _class(c: TensorClass, kept: list[float], noise: list[float], constants: Constants) -> ClassPrediction:
-    constant = constant_of(c, constants, kept[-1])
-    rms, low, high = (math.sqrt(max(kept[-1] * c.rms**2 + x * noise[-1], 0.0)) for x in (constant.value, constant.low, constant.high))
-    squares = torch.tensor(kept, dtype=torch.float64) * c.rms**2 + constant.value * torch.tensor(noise, dtype=torch.float64)
-    return ClassPrediction(c, constant, kept[-1], rms, low, high, squares.clamp(min=0))
+def _class(c: TensorClass, kept: Tensor, noise: Tensor, constants: Constants) -> ClassPrediction:
+    left = float(kept[-1])
+    constant = constant_of(c, constants, left)
+    bounds = (constant.value, constant.low, constant.high)
+    rms, low, high = (math.sqrt(max(left * c.rms**2 + x * float(noise[-1]), 0.0)) for x in bounds)
+    return ClassPrediction(c, constant, left, rms, low, high, (kept * c.rms**2 + constant.value * noise).clamp(min=0))
 
 
 def _lrs(lr: LearningRate | None, steps: int | None, classes: list[TensorClass]) -> list[list[float]]:
@@ -277,10 +280,11 @@ def _lrs(lr: LearningRate | None, steps: int | None, classes: list[TensorClass])
         return [learning_rates(own[g] or 0.0, steps)[0] if g in own else [] for g in range(groups)]
     lrs = learning_rates(lr, steps)
     if len(lrs) == 1:
-        if len({rate for rate in own.values() if rate is not None}) > 1:
+        different = sorted({rate for rate in own.values() if rate is not None})
+        if len(different) > 1:
             raise ValueError(
-                f"One learning rate was given, but the groups have different ones: {sorted(set(own.values()))}. Give torch's scheduler, "
-                "which knows that of each group."
+                f"One learning rate was given, but the groups have different ones: {different}. Give torch's scheduler, which knows that "
+                "of each group."
             )
         return lrs * groups
     if len(lrs) < groups or (groups == 1 and any(one != lrs[0] for one in lrs)):

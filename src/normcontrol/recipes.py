@@ -61,12 +61,16 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
     if _known(equal) == "norm":
         same = f"the joint norm at the end, {plan.ratio:.4g} times the initial one"
         return Recipe("AdamC", {"weight_decay": _decay_for(plan, plan.ratio, "AdamC")}, same, plan.doubts)
-    wanted = _mean_update(plan)
+    rates = torch.tensor(_rates(plan), dtype=torch.float64)
 
     def stillness(decay: float) -> float:
-        return 1 / _mean_update(_again(plan, "AdamC", decay))
+        kept, noise = predict.walk(rates, predict.decays("AdamC", rates, decay))
+        return 1 / _root_mean_square(
+            _relative_updates(plan, plan.classes, [kept * c.weights.rms**2 + c.constant.value * noise for c in plan.classes])
+        )
 
-    decay = predict.solve(stillness, 1 / wanted, 1 / max(map(max, plan.lrs)), "AdamC so large a relative update")
+    wanted = _root_mean_square(_relative_updates(plan, plan.classes))
+    decay = predict.solve(stillness, 1 / wanted, 1 / float(rates.max()), "AdamC so large a relative update")
     same = "the size of the updates relative to the joint norm, as a root mean square over the run"
     return Recipe("AdamC", {"weight_decay": decay}, same, plan.doubts)
 
@@ -113,24 +117,25 @@ def adamw(
     given = [x for x in (ratio, adamc_decay, adamh_lr) if x is not None]
     if len(given) != 1:
         raise ValueError(f"{len(given)} of ratio=, adamc_decay= and adamh_lr= were given: give the one that the recipe to be replaced has.")
-    found = classes_of(weights)
+    if adamh_lr is not None and not adamh_lr > 0:
+        raise ValueError(f"adamh_lr={adamh_lr}: it is the relative size of an update, a number above 0.")
+    found = [c for c in classes_of(weights) if c.hidden or adamh_lr is None]
     same = "the joint norm at the end, {:.4g} times the initial one"
-    if adamh_lr is not None:
-        if not adamh_lr > 0:
-            raise ValueError(f"adamh_lr={adamh_lr}: it is the relative size of an update, a number above 0.")
-        found = [c for c in found if c.hidden]
-        lrs = predict.adamw(found, lr, 0.0, steps=steps, constants=constants).lrs
-        rms = update_size(beta1) * max(map(max, lrs)) / adamh_lr
-        end = rms / math.sqrt(sum(c.count * c.rms**2 for c in found) / sum(c.count for c in found))
-        same = (
-            "the relative size of the updates at the end, for the hidden matrices together, whose norm is then {:.4g} times the initial one"
-        )
-    elif adamc_decay is not None:
-        end = predict.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
-    else:
-        end = float(ratio(steps or len(lr))) if isinstance(ratio, Schedule) else float(ratio)  # type: ignore[arg-type]
-    decay = predict.decay_for(found, end, lr, steps=steps, constants=constants)
-    return Recipe("AdamW", {"weight_decay": decay}, same.format(end))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is doubtful is said of the result
+        free = predict.adamw(found, lr, 0.0, steps=steps, constants=constants)
+        if adamh_lr is not None:
+            rms = update_size(beta1) * max(map(max, free.lrs)) / adamh_lr
+            end = rms / math.sqrt(sum(c.count * c.rms**2 for c in found) / sum(c.count for c in found))
+            same = "the relative size of the updates at the end, for the hidden matrices together, whose norm is then {:.4g} times "
+            same += "the initial one"
+        elif adamc_decay is not None:
+            end = predict.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
+        else:
+            end = float(ratio(free.steps) if isinstance(ratio, Schedule) else ratio)  # type: ignore[arg-type]
+        decay = predict.decay_for(found, end, lr, steps=steps, constants=constants)
+    doubts = predict.adamw(found, lr, decay, steps=steps, constants=constants).doubts
+    return Recipe("AdamW", {"weight_decay": decay}, same.format(end), doubts)
 
 
 def update_size(beta1: float) -> float:
@@ -140,27 +145,23 @@ def update_size(beta1: float) -> float:
     return math.sqrt((1 - beta1) / (1 + beta1))
 
 
-def _relative_updates(plan: Prediction, classes: Sequence[predict.ClassPrediction]) -> Tensor:
-    """lr_t / rms of the weights before step t, over some classes together, for steps 1, 2, ..."""
-    moved = sum(c.weights.count * torch.tensor(plan.lrs[c.weights.group], dtype=torch.float64).square() for c in classes)
-    return (moved / sum(c.weights.count * c.squares[:-1] for c in classes)).sqrt()  # type: ignore[operator, no-any-return]
+def _relative_updates(plan: Prediction, classes: Sequence[predict.ClassPrediction], squares: Sequence[Tensor] | None = None) -> Tensor:
+    """lr_t / rms of the weights before step t, over some classes together, for steps 1, 2, ...; with other mean squares, if given."""
+    squares = [c.squares for c in classes] if squares is None else squares
+    moved = [c.weights.count * torch.tensor(plan.lrs[c.weights.group], dtype=torch.float64).square() for c in classes]
+    before = [c.weights.count * q[:-1] for c, q in zip(classes, squares, strict=True)]
+    return (torch.stack(moved).sum(0) / torch.stack(before).sum(0)).sqrt()
 
 
-def _mean_update(plan: Prediction) -> float:
-    return float(_relative_updates(plan, plan.classes).square().mean().sqrt())
-
-
-def _again(plan: Prediction, method: str, decay: float) -> Prediction:
-    """The same weights and learning rates, by another method."""
-    predicted = predict.adamc if method == "AdamC" else predict.adamw
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its doubts are the plan's, which have been said
-        return predicted([c.weights for c in plan.classes], _rates(plan), decay, steps=plan.steps, constants=_constants(plan))
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def _decay_for(plan: Prediction, ratio: float, method: str) -> float:
     weights = [c.weights for c in plan.classes]
-    return predict.decay_for(weights, ratio, _rates(plan), steps=plan.steps, constants=_constants(plan), method=method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is doubtful has been said of the plan
+        return predict.decay_for(weights, ratio, _rates(plan), steps=plan.steps, constants=_constants(plan), method=method)
 
 
 def _rates(plan: Prediction) -> list[float]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from normcontrol.scope import SCOPES, join
 from normcontrol.sharding import Spread, whole_norms
 
 
-class ClassTrace(NamedTuple):
+@dataclass(frozen=True)
+class ClassTrace:
     """A class of tensors, record by record: its norm, the share of the initial mean square that decay has left, and the sum of all
     steps' squared learning rates, each as decay has left it. (Without gradients that agree, the mean square is that of the random
     walk, ``kept * initial + noise``.)"""
@@ -94,8 +96,9 @@ class NormTrace:
     def _after(self, *_: Any) -> None:
         self._count += 1
         for i, group in enumerate(self._groups):
-            left = (1 - group["lr"] * group.get("weight_decay", 0.0)) ** 2
-            self._walk[i] = self._walk[i][0] * left, self._walk[i][1] * left + group["lr"] ** 2
+            lr = 0.0 if group.get("lr") is None else group["lr"]  # some optimizers have none: then nothing can be calibrated
+            left = (1 - lr * group.get("weight_decay", 0.0)) ** 2
+            self._walk[i] = self._walk[i][0] * left, self._walk[i][1] * left + lr**2
         if self._count % self.every == 0:
             self._record()
             if self._copies:
@@ -162,7 +165,7 @@ class NormTrace:
             with path.open("w", newline="") as file:
                 csv.writer(file).writerows([("step", "norm"), *zip(self.steps, self.norms, strict=True)])
         else:
-            classes = {name: c._asdict() for name, c in self.classes.items()}
+            classes = {name: asdict(c) for name, c in self.classes.items()}
             path.write_text(json.dumps({"steps": self.steps, "norms": self.norms, "classes": classes, "angles": self.angles}) + "\n")
 
     @classmethod

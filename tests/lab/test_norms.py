@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from normcontrol import predict
-from normcontrol.lab import checkpoint, metrics, optim
+from normcontrol.lab import checkpoint, metrics, optim, results
+from normcontrol.lab.folder import ENVIRONMENT
 from normcontrol.lab.train import train
 
 ROOT = Path(__file__).parents[2]
@@ -85,9 +86,21 @@ def test_runs_without_norms_by_class_have_one_constant_for_all(config, tmp_path)
     assert result["runs"][0]["all"]["calibrated"]["error"] == pytest.approx(0, abs=1e-5)
 
 
+def test_a_studys_cells_are_read_too(config, tmp_path):
+    for seed in (0, 1):
+        for decay in (0.1, 0.5):
+            run, folder = config.with_(steps=30, weight_decay=decay, init_seed=seed), tmp_path / f"{seed}-{decay}"
+            assert train(run, folder)
+            environment = json.loads((folder / ENVIRONMENT).read_text())
+            results.write(tmp_path / "study", results.summarise(folder.name, run, environment, metrics.read(folder), 1.0), "AdamW")
+    found = script().compare([tmp_path / "study"])["runs"]
+    assert [run["weight_decay"] for run in found] == [0.5, 0.1]  # one seed of each
+    assert found == script().compare([tmp_path / "0-0.5", tmp_path / "study/cells/0-0.1.jsonl"])["runs"]
+
+
 def test_other_runs_than_adamws_are_refused(config, tmp_path):
     assert train(config.with_(optimizer="AdamWN"), tmp_path / "run")
-    with pytest.raises(SystemExit, match="is a run of AdamWN, whose norm is not AdamW's"):
+    with pytest.raises(SystemExit, match="holds no finished run of AdamW"):
         script().compare([tmp_path / "run"])
 
 
