@@ -183,7 +183,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
                 ax.set_ylabel(f"norm / initial norm\n{NAMES[kind]}")
             ax.spines[["top", "right"]].set_visible(False)
             ax.set_xlim(0, end * 1.13)
-    axes[0][-1].legend(frameon=False, fontsize=9, loc="upper left")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     figure.savefig(path, dpi=110)
 
 

@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from normcontrol.classes import TensorClass
 from normcontrol.record import ClassTrace, NormTrace
 
-MATRIX = (0.5, 1.4)
+MATRIX = (0.34, 1.4)
 """C of the matrices of GPTs, in all runs measured."""
 EMBEDDING = (0.09, 1.4)
 """C of embeddings that are not tied: rows that are seldom seen seldom move."""
-TIED = (0.5, 11.0)
-"""C of an embedding tied to the head, in short runs: its gradients agree from step to step, and that is no random walk."""
+TIED = (0.34, 1.8)
+"""C of an embedding tied to the head, in runs that are not short."""
+TIED_SHORT = (0.34, 11.0)
+"""The same in short runs: its gradients agree from step to step, and that is no random walk."""
 SHORT = 0.05
 """A run is short for a class if decay leaves more than this share of its initial mean square (three relaxation times leave as much):
 then what the first steps did, when gradients agree most, is still in the norm."""
-MOVED, TIED_MOVED = 1.3, 2.5
-"""By which factor C was another one in runs with twice or half the learning rate or decay; and that of tied embeddings in short runs."""
+MOVED, TIED_MOVED = 1.7, 2.5
+"""By which factor C was another one in runs with another learning rate or decay; and that of tied embeddings in short runs."""
 ALL = "all"
 """The name of a constant that holds for every class."""
 
@@ -88,7 +90,7 @@ def constant_of(c: TensorClass, constants: Constants, kept: float) -> Constant:
     value = float(constants)
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"constants={constants}: C is the mean square that a step of lr 1 adds, a positive number near 1.")
-    low, high = TIED if is_doubtful(c, kept) else MATRIX if c.hidden or c.tied else EMBEDDING
+    low, high = TIED_SHORT if is_doubtful(c, kept) else TIED if c.tied else MATRIX if c.hidden else EMBEDDING
     return Constant(value, min(low, value), max(high, value))
 
 
@@ -104,7 +106,7 @@ def doubts(c: TensorClass, constant: Constant, kept: float, calibrated: bool) ->
             f"its C was {constant.value:.3g} in the run calibrated on, and about twice that at half the learning rate in runs of ours. "
             "Trust this at that learning rate only"
             if calibrated
-            else f"C from 3 to {TIED[1]:g} was measured, not {constant.value:g}, so the norm comes out too low. Calibrate on a run of this "
+            else f"C from 1.3 to {TIED_SHORT[1]:g} was measured, not {constant.value:g}, so the norm comes out too low. Calibrate on a run of this "
             "model"
         )
         return [
