@@ -106,8 +106,8 @@ def doubts(c: TensorClass, constant: Constant, kept: float, calibrated: bool) ->
             f"its C was {constant.value:.3g} in the run calibrated on, and about twice that at half the learning rate in runs of ours. "
             "Trust this at that learning rate only"
             if calibrated
-            else f"C from 1.3 to {TIED_SHORT[1]:g} was measured, not {constant.value:g}, so the norm comes out too low. Calibrate on a run of this "
-            "model"
+            else f"C from 1.3 to {TIED_SHORT[1]:g} was measured, not {constant.value:g}, so its norm comes out too low. "
+            "Calibrate on a run of this model"
         )
         return [
             f"{c.name} is an embedding tied to the head, and the run is short: decay leaves {kept:.0%} of what the first steps did. There "
