@@ -104,11 +104,12 @@ def test_other_runs_than_adamws_are_refused(config, tmp_path):
         script().compare([tmp_path / "run"])
 
 
-def test_the_committed_result_is_within_its_bounds():
-    result = json.loads((ROOT / "results/predict_tiny.json").read_text())
-    assert len({(run["lr"], run["weight_decay"]) for run in result["runs"]}) == 4
+@pytest.mark.parametrize(("name", "pairs", "off"), [("tiny", 4, 0.05), ("small", 3, 0.1)])
+def test_committed_results_are_as_good_as_the_docs_say(name, pairs, off):
+    result = json.loads((ROOT / f"results/predict_{name}.json").read_text())
+    assert len({(run["lr"], run["weight_decay"]) for run in result["runs"]}) >= pairs
     for run in result["runs"]:
         for kind in ("all", "hidden matrices"):
             for how in ("uncalibrated", "calibrated"):
                 assert run[kind][how]["low"] <= run[kind]["measured"] <= run[kind][how]["high"]
-        assert abs(run["hidden matrices"]["calibrated"]["error"]) < 0.05
+        assert abs(run["hidden matrices"]["calibrated"]["error"]) < off
