@@ -444,3 +444,20 @@ def test_a_statistic_must_fit_the_parts():
     with pytest.raises(ValueError, match="a function cannot be stored"):
         plain.load_state_dict(state)
     assert isinstance(opt.param_groups[0]["size"], Statistic)
+
+
+def test_min_max_norm_is_keras_own(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras", reason="Keras is not installed")
+    theirs = keras.constraints.MinMaxNorm(min_value=0.8, max_value=1.1, rate=0.3, axis=1)
+    params = weights(torch.float32)[:1]
+    opt = methods.min_max_norm(params, lr=LR, low=0.8, high=1.1, rate=0.3)
+    adam = torch.optim.Adam([twin := nn.Parameter(params[0].detach().clone())], lr=LR)
+    for step in range(1, 20):
+        (grad,) = gradients(step, params)
+        with torch.no_grad():
+            twin.copy_(params[0])  # step by step: Keras divides by the norm plus 1e-7, which would add up
+        twin.grad, params[0].grad = grad.clone(), grad.clone()
+        adam.step()
+        opt.step()
+        close([params[0].detach()], [torch.as_tensor(theirs(twin.detach()))])

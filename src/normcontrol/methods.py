@@ -41,20 +41,23 @@ class Method:
     target: str
     law: str
     reference: str
+    hidden: bool = False
+    """Whether its authors leave embeddings and heads alone."""
 
     def __call__(self, params: Any, **settings: Any) -> list[Optimizer]:
         """The method's optimizers, given those of the settings that it knows."""
         takes = inspect.signature(self.build).parameters
-        built = self.build(params, **{key: value for key, value in settings.items() if key in takes})
+        known = set(takes) | ({"eps", "fused", "foreach"} if "adam" in takes else set())
+        built = self.build(params, **{key: value for key, value in settings.items() if key in known})
         return built if isinstance(built, list) else [built]
 
 
 METHODS: dict[str, Method] = {}
 
 
-def method(name: str, *, scope: str, target: str, law: str, reference: str) -> Callable[[Any], Any]:
+def method(name: str, *, scope: str, target: str, law: str, reference: str, hidden: bool = False) -> Callable[[Any], Any]:
     def keep(build: Any) -> Any:
-        METHODS[name] = Method(name, build, scope, target, law, reference)
+        METHODS[name] = Method(name, build, scope, target, law, reference, hidden)
         return build
 
     return keep
@@ -69,7 +72,8 @@ def find(name: str) -> Method:
     known = {key.lower(): found for key, found in METHODS.items()}
     if name.lower() in known:
         return known[name.lower()]
-    near = [known[key].name for key in difflib.get_close_matches(name.lower(), known, 3, 0.4)]
+    told_of = [m.name for m in METHODS.values() if len(name) > 3 and name.lower() in (m.build.__doc__ or "").lower()]
+    near = told_of or [known[key].name for key in difflib.get_close_matches(name.lower(), known, 3, 0.5)]
     advice = f"Do you mean {' or '.join(near)}?" if near else f"Known are {', '.join(METHODS)}."
     raise ValueError(f"There is no method {name!r}. {advice}")
 
@@ -103,26 +107,26 @@ def hidden(model: nn.Module, is_hidden: Callable[[str, Tensor], bool] | None = N
 # Decay: the target is zero, and methods differ in the rate.
 
 
-@method("Hanson-Pratt", scope="global", target="0", law="proportional, k = decay", reference="Hanson & Pratt 1988")
+@method("Hanson-Pratt", scope="global", target="0", law="k = decay", reference="Hanson & Pratt 1988")
 def hanson_pratt(params: ParamsT, lr: float = 0.1, weight_decay: float = 1e-4, momentum: float = 0.0) -> NormControl:
     r"""Weight decay with SGD: :math:`\theta \leftarrow (1 - \lambda)\theta - \alpha g` (Hanson and Pratt, 1988)."""
     return NormControl(SGD(params, lr, momentum), ratio=0.0, rate=weight_decay, order="before")
 
 
-@method("AdamW-13a", scope="global", target="0", law="proportional, k = lr * decay", reference="Loshchilov & Hutter 2019, as implemented")
+@method("AdamW-13a", scope="global", target="0", law="k = lr * decay", reference="Loshchilov & Hutter 2019 (torch)")
 def adamw(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, weight_decay: float = 0.1, **adam: Any) -> AdamWN:
     r"""AdamW as torch has it, line 13.a of Algorithm 1: :math:`\theta \leftarrow \theta - \alpha_t \lambda \theta`."""
     return AdamWN(params, lr, betas, ratio=0.0, rate=lr_times(weight_decay), order="before", **adam)
 
 
-@method("AdamW-13b", scope="global", target="0", law="proportional, k = lr / lr_0 * decay", reference="Loshchilov & Hutter 2019")
+@method("AdamW-13b", scope="global", target="0", law="k = lr / lr_0 * decay", reference="Loshchilov & Hutter 2019")
 def adamw_decoupled(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, weight_decay: float = 1e-4, **adam: Any) -> AdamWN:
     r"""AdamW as in its paper, line 13.b: :math:`\theta \leftarrow \theta - \eta_t \lambda \theta`,
     :math:`\eta_t = \alpha_t / \alpha_0`."""
     return AdamWN(params, lr, betas, ratio=0.0, rate=eta_times(weight_decay), order="before", **adam)
 
 
-@method("AdamC", scope="global", target="0", law="proportional, k = decay * lr^2 / lr_max", reference="Defazio 2025, arXiv:2506.02285")
+@method("AdamC", scope="global", target="0", law="k = decay * lr^2 / lr_max", reference="Defazio 2025, arXiv:2506.02285")
 def adamc(
     params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, weight_decay: float = 0.1, lr_max: float | None = None, **adam: Any
 ) -> AdamWN:
@@ -131,16 +135,14 @@ def adamc(
     return AdamWN(params, lr, betas, ratio=0.0, rate=lr_squared_times(weight_decay, lr_max or lr), order="before", **adam)
 
 
-@method("cautious", scope="element", target="0", law="proportional, where the step agrees", reference="Chen et al. 2025, arXiv:2510.12402")
+@method("cautious", scope="element", target="0", law="k = lr * decay, if the step agrees", reference="Chen et al. 2025, arXiv:2510.12402")
 def cautious(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, weight_decay: float = 0.1, **adam: Any) -> NormControl:
     r"""Cautious weight decay: :math:`\theta \leftarrow \theta - \alpha_t (u + \lambda\, [u \theta \geq 0]\, \theta)`: only
     weights that the step moves towards zero decay."""
     return NormControl(Adam(params, lr, betas, **adam), ratio=0.0, rate=lr_times(weight_decay), cautious=True)
 
 
-@method(
-    "Adam-L2", scope="element", target="none", law="none: the decay is in the gradient", reference="the foil of Loshchilov & Hutter 2019"
-)
+@method("Adam-L2", scope="element", target="none", law="none: decay in the gradient", reference="Loshchilov & Hutter 2019 (foil)")
 def adam_l2(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, weight_decay: float = 1e-4, **adam: Any) -> Adam:
     r"""L2 regularisation: :math:`g \leftarrow g + \lambda \theta` before Adam divides by its root mean square. Not a control of
     the norm, and here for comparison: it is torch's own Adam."""
@@ -150,7 +152,7 @@ def adam_l2(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, weight_deca
 # Targets: the norm is held at a value.
 
 
-@method("AdamWN", scope="global", target="r_t * rho_0", law="proportional, k = 0.01", reference="Loshchilov 2023, arXiv:2311.11446")
+@method("AdamWN", scope="global", target="r_t * rho_0", law="k = 0.01", reference="Loshchilov 2023, arXiv:2311.11446")
 def adamwn(
     params: ParamsT,
     lr: float = 1e-3,
@@ -180,7 +182,7 @@ def min_max_norm(
     return NormControl(Adam(params, lr, betas), norm=high, law=f"band({low / high!r})", rate=rate, scope=scope)
 
 
-@method("NaP", scope="tensor", target="rho_0", law="proportional, k = 1 at every n-th step", reference="Lyle et al. 2024, arXiv:2407.01800")
+@method("NaP", scope="tensor", target="rho_0", law="k = 1 at every n-th step", reference="Lyle et al. 2024, arXiv:2407.01800")
 def nap(params: ParamsT, lr: float = 1e-3, n: int = 1, betas: Betas = BETAS, **adam: Any) -> AdamWN:
     r"""Normalize-and-Project, its projection: at every n-th step :math:`\theta_l \leftarrow \theta_l\, \rho_{l,0} / \rho_l`.
     Its normalisation layers are the model's affair."""
@@ -194,7 +196,7 @@ def lawn(params: ParamsT, lr: float = 1e-3, switch: int = 1000, betas: Betas = B
     return AdamWN(params, lr, betas, ratio=1.0, rate=1.0, scope="tensor", start=switch, **adam)
 
 
-@method("nGPT", scope="row or col", target="1", law="projection", reference="Loshchilov et al. 2024, arXiv:2410.01131")
+@method("nGPT", scope="row or col", target="1", law="projection", reference="nGPT 2024, arXiv:2410.01131")
 def ngpt(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, scope: Any = "row", **adam: Any) -> AdamWN:
     r"""nGPT's weights: :math:`w \leftarrow w / \|w\|` for every row (input projections) or column (output projections,
     ``scope="col"`` in their group) after each step. Its architecture is another matter."""
@@ -209,7 +211,7 @@ def edm2(params: ParamsT, lr: float = 1e-2, betas: Betas = BETAS, **adam: Any) -
     return AdamWN(params, lr, betas, rms=1.0, law="projection", scope="row", **adam)
 
 
-@method("weight-norm", scope="row", target="rho_0 of the direction", law="projection", reference="Salimans & Kingma 2016, arXiv:1602.07868")
+@method("weight-norm", scope="row", target="rho_0 of directions", law="projection", reference="Salimans 2016, arXiv:1602.07868")
 def weight_normalised(model: nn.Module, lr: float = 1e-3, betas: Betas = BETAS, **adam: Any) -> AdamWN:
     r"""Weight normalisation, :math:`w = g\, v / \|v\|`, through torch's own parametrisation of every linear and convolutional
     layer, with the norm of the directions v held: it grows otherwise, and the step that they are turned by shrinks."""
@@ -231,7 +233,7 @@ def weight_normalised(model: nn.Module, lr: float = 1e-3, betas: Betas = BETAS, 
 
 
 def _cpr(name: str, target: str) -> Callable[[Any], Any]:
-    return method(name, scope="tensor", target=target, law="integral", reference="Franke et al. 2023, arXiv:2311.09058")
+    return method(name, scope="tensor", target=target, law="integral", reference="Franke et al. 2023, arXiv:2311.09058", hidden=True)
 
 
 @_cpr("CPR-kI0", "at most sqrt(k) * rho_0")
@@ -257,7 +259,7 @@ def cpr_warm_start(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, star
     return AdamWN(params, lr, betas, ratio=1.0, law="integral", rate=1.0, scope="tensor", start=start, **adam)
 
 
-@_cpr("CPR-IP", "at most rho at the inflection point")
+@_cpr("CPR-IP", "at most rho at inflection")
 def cpr_inflection(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, **adam: Any) -> AdamWN:
     r"""CPR from the inflection point: :math:`\kappa = R` of the first step at which the second difference of R, of a running
     mean seen every 200 steps, is negative."""
@@ -267,7 +269,14 @@ def cpr_inflection(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, **ad
 # Steps of a given angle on a sphere.
 
 
-@method("AdamH", scope="tensor", target="rho_0", law="projection, steps of lr * rho_0", reference="Wen et al. 2026, arXiv:2606.16899")
+@method(
+    "AdamH",
+    scope="tensor",
+    target="rho_0",
+    law="projection, steps lr * rho_0",
+    reference="Wen et al. 2026, arXiv:2606.16899",
+    hidden=True,
+)
 def adamh(params: ParamsT, lr: float = 1e-2, betas: Betas = BETAS, **adam: Any) -> NormControl:
     r"""Hyperball with Adam: :math:`W \leftarrow R\, \mathrm{unit}(W - \alpha_t R\, \mathrm{unit}(u))`, :math:`R = \|W_0\|_F`.
     It is meant for hidden matrices, ``adamh(hidden(model), ...)``; the others get plain Adam with the learning rate of their
@@ -275,7 +284,14 @@ def adamh(params: ParamsT, lr: float = 1e-2, betas: Betas = BETAS, **adam: Any) 
     return NormControl(Adam(params, lr, betas, **adam), ratio=1.0, law="projection", scope="tensor", relative_step=lr_times(1.0))
 
 
-@method("MuonH", scope="tensor", target="rho_0", law="projection, steps of lr * rho_0", reference="Wen et al. 2026, arXiv:2606.16899")
+@method(
+    "MuonH",
+    scope="tensor",
+    target="rho_0",
+    law="projection, steps lr * rho_0",
+    reference="Wen et al. 2026, arXiv:2606.16899",
+    hidden=True,
+)
 def muonh(
     groups: list[dict[str, Any]], lr: float = 1e-2, momentum: float = 0.95, adam_lr: float = 1e-3, betas: Betas = BETAS
 ) -> list[Optimizer]:
@@ -308,7 +324,7 @@ def rotational(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, weight_d
 # Other sizes than the norm.
 
 
-@method("spectral", scope="tensor", target="sigma_0", law="projection or upper", reference="spectral-norm hold and cap")
+@method("spectral", scope="tensor", target="sigma_0", law="projection or upper", reference="spectral norm, held or capped")
 def spectral(params: ParamsT, lr: float = 1e-3, ratio: Value = 1.0, cap: bool = False, betas: Betas = BETAS, **adam: Any) -> NormControl:
     r"""The largest singular value held at, or capped to, a ratio of the initial one: :math:`W \leftarrow W \tau / \sigma_1(W)`.
     It is computed anew at every step, which costs a decomposition of every matrix."""

@@ -13,6 +13,7 @@ from normcontrol.lab.config import Config
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.folder import ENVIRONMENT, held
 from normcontrol.lab.model import GPT
+from normcontrol.schedule import lr_squared_times
 
 
 def run(config, out, **options):
@@ -111,7 +112,7 @@ def test_adamc_at_the_peak_learning_rate_is_adamw_bit_for_bit(config, tmp_path):
 
 
 def test_adamcs_rate_is_wd_times_lr_squared_over_the_peak():
-    rate = optim.lr_squared_times(0.5, 0.01)
+    rate = lr_squared_times(0.5, 0.01)
     assert rate.at(torch.tensor(1.0), {"lr": 0.005}) == pytest.approx(0.5 * 0.005**2 / 0.01)
 
 

@@ -221,12 +221,46 @@ def schedule(args: Sequence[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Methods:
+    """The published methods that are settings of the controller, in a table."""
+
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """Explain one of them."""
+
+
+def methods(args: Sequence[str]) -> int:
+    import inspect
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from normcontrol.methods import METHODS, find
+
+    asked = parse("methods", Methods, args, Methods())
+    if asked.name:
+        try:
+            method = find(asked.name)
+        except ValueError as error:
+            raise LabError(str(error)) from None
+        print(f"{method.name}: normcontrol.methods.{method.build.__name__}{inspect.signature(method.build)}\n")
+        print(inspect.getdoc(method.build))
+        return 0
+    table = Table("method", "scope", "target", "law", "reference", box=None, pad_edge=False)
+    for m in METHODS.values():
+        table.add_row(*map(escape, (m.name, m.scope, m.target, m.law, m.reference)))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    return 0
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "challenge": (challenge, "train AdamW, then AdamWN at AdamW's own norm, and report"),
     "train": (train, "train a model, or go on with a run"),
     "prepare": (prepare, "turn text into tokens to train on"),
     "sample": (sample, "text from a checkpoint"),
     "schedule": (schedule, "draw a plan of lr, r_t and k_t before spending time on it"),
+    "methods": (methods, "the published methods that are settings of the controller"),
     **study_command.COMMANDS,
 }
 

@@ -63,7 +63,7 @@ class Optim:
     """The optimizer, its learning rate, and the control of the norm."""
 
     optimizer: str = "AdamWN"
-    """AdamWN, AdamC, or any optimizer of torch.optim by name."""
+    """AdamWN, any other method of `normcontrol methods`, or any optimizer of torch.optim, by name."""
     lr: float = 1e-3
     """Peak learning rate."""
     min_lr: float = 0.1

@@ -1,6 +1,7 @@
-"""Optimizers by name, the learning rate at every step, and AdamC.
+"""Optimizers by name, torch's and the published methods, and the learning rate at every step.
 
-Every optimizer gets nanoGPT's two groups: matrices, which are regularised, and the rest, which is left alone.
+Every optimizer gets nanoGPT's two groups: matrices, which are regularised, and the rest, which is left alone. Methods
+whose authors leave the embedding alone too get those of their authors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from normcontrol import AdamWN, NormControl, linear
 from normcontrol.lab.config import Config, Optim
 from normcontrol.lab.errors import LabError, nearest
-from normcontrol.schedule import lr_squared_times
+from normcontrol.methods import METHODS, hidden
 
 DEFAULT_RATIO = 2.0
 """The paper's best run, Figure 3."""
@@ -26,7 +27,8 @@ UNFIT = {"LBFGS", "SparseAdam", "Optimizer"}
 TORCH: dict[str, type[Optimizer]] = {
     name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
 }
-OURS = ("AdamWN", "AdamC")
+# Weight normalisation changes the model, and QK-Clip needs logits that this model does not tell.
+OURS = [name for name in METHODS if name not in ("weight-norm", "QK-Clip")]
 
 
 def known_name(given: str) -> str:
@@ -52,7 +54,8 @@ def ratio_schedule(o: Optim) -> float | linear:
 
 def is_controlled(o: Optim) -> bool:
     """Whether the norm is held at a ratio."""
-    return known_name(o.optimizer) == "AdamWN" or (o.ratio is not None and known_name(o.optimizer) != "AdamC")
+    name = known_name(o.optimizer)
+    return name == "AdamWN" or (o.ratio is not None and name in TORCH)
 
 
 def target_at(o: Optim, step: int) -> float | None:
@@ -84,14 +87,27 @@ def build(config: Config, model: nn.Module) -> list[Optimizer]:
     """The optimizers of a run: one, or two where the first takes only hidden matrices (Muon)."""
     o, name = config.optim, known_name(config.optim.optimizer)
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    if name == "Muon":
-        hidden = [(n, p) for n, p in named if n.startswith("h.") and p.dim() == 2]
-        rest = [(n, p) for n, p in named if not (n.startswith("h.") and p.dim() == 2)]
-        return [_one(config, "Muon", hidden), _one(config.with_(optimizer="AdamW", ratio=None), "AdamW", rest)]
     try:
-        return [_one(config, name, named)]
+        if name == "Muon":
+            inside, rest = (group["params"] for group in hidden(model))
+            return [_one(config, "Muon", inside), _one(config.with_(optimizer="AdamW", ratio=None), "AdamW", rest)]
+        return [_one(config, name, named)] if name in TORCH or name == "AdamWN" else _method(config, name, model)
     except ValueError as error:
         raise LabError(f"{o.optimizer} refuses these settings. {error}") from error
+
+
+def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
+    """A published method with what it takes of the config's settings; one that waits does so for twice the warm-up."""
+    o, method = config.optim, METHODS[name]
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    matrices = [{"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are} for are in (True, False)]
+    settings: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "weight_decay": o.weight_decay, "lr_max": o.lr, "adam_lr": o.lr}
+    settings |= {"start": 2 * o.warmup, "switch": 2 * o.warmup, "fused": True}
+    if o.ratio is not None:
+        settings |= {"ratio": o.ratio, "kappa": o.ratio**2}
+    if any(hasattr(p, "device_mesh") for _, p in named):
+        del settings["fused"]
+    return method(hidden(model) if method.hidden else [g for g in matrices if g["params"]], **settings)
 
 
 def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
@@ -101,7 +117,7 @@ def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Op
         {"params": [(n, p) for n, p in named if p.dim() < 2]},
     ]
     groups = [group for group in groups if group["params"]]
-    kind = TORCH["AdamW"] if name in OURS else TORCH[name]
+    kind = TORCH["AdamW"] if name == "AdamWN" else TORCH[name]
     takes = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "adjust_lr_fn": "match_rms_adamw"}
     options = {key: value for key, value in options.items() if key in takes}
@@ -113,13 +129,11 @@ def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Op
         if o.norm_layers:
             groups = [{**group, "controlled": True} for group in groups]
         return AdamWN(groups, ratio=ratio, rate=o.rate, scope=o.scope, **options)
-    decays = not is_controlled(o) and name != "AdamC"
+    decays = not is_controlled(o)
     for group in groups:
         if "weight_decay" in takes:
             group["weight_decay"] = o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
     base = kind(groups, **options)
-    if name == "AdamC":
-        return NormControl(base, ratio=0.0, rate=lr_squared_times(o.weight_decay, o.lr), order="before")
     return base if decays else NormControl(base, ratio=ratio, rate=o.rate, scope=o.scope)
 
 
