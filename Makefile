@@ -26,6 +26,7 @@ bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
 	$(BIN)/python benchmarks/step_cpu.py --json results/step_cpu.json
 	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/lab_cpu.py
 	$(BIN)/python benchmarks/sharded.py --json results/sharded.json
+	$(BIN)/python benchmarks/methods.py --json results/methods_cpu.json
 
 docs: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python docs/figures/make_figures.py

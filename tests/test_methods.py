@@ -461,3 +461,9 @@ def test_min_max_norm_is_keras_own(monkeypatch):
         adam.step()
         opt.step()
         close([params[0].detach()], [torch.as_tensor(theirs(twin.detach()))])
+
+
+def test_the_documented_table_is_the_real_one():
+    from methods_table import PAGE, PLACE, table
+
+    assert PLACE.search(PAGE.read_text()).group() == table()

@@ -214,6 +214,59 @@ def bf16() -> None:
     save(figure, "bf16.png")
 
 
+def methods() -> None:
+    """Every published method on the same small training: the norm of the hidden matrix, and AdamW's behind it."""
+    from normcontrol.methods import METHODS, hidden
+
+    steps, lr = 400, 1e-2
+    own = {"Hanson-Pratt": {"lr": 0.2, "weight_decay": 2e-3}, "max-norm": {"lr": 0.2, "norm": 0.5}, "MinMaxNorm": {"low": 0.4, "high": 0.6}}
+    own |= {"AdamW-13b": {"weight_decay": 1e-3}, "Adam-L2": {"weight_decay": 1e-3}, "CPR-uniform": {"mean_square": 6e-3}, "NaP": {"n": 50}}
+    own |= {"CPR-kI0": {"kappa": 1.2**2}, "AdamWN": {"ratio": linear(1.0, 1.5, steps=100), "rate": 0.1}, "AdamH": {"lr": 0.03}}
+    own |= {"MuonH": {"lr": 0.03, "adam_lr": lr}, "nGPT": {"scope": "row"}, "QK-Clip": {"threshold": 4.0}}
+
+    def norms(name: str) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.Tanh())
+        model.append(torch.nn.Linear(64, 4))
+        teacher = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4)).requires_grad_(False)
+        matrix = model[2]
+
+        def logits(p: torch.Tensor) -> torch.Tensor:  # a stand-in: four heads, each with the square of its weights' norm
+            return p.detach().reshape(4, -1).square().sum(1)
+
+        given = model if name == "weight-norm" else hidden(model, lambda n, p: n == "2.weight")
+        settings = {"lr": lr, "weight_decay": 0.3, "start": 100, "switch": 100, "largest_logits": logits, **own.get(name, {})}
+        optimizers = METHODS[name](given, **settings)
+        peak = {id(g): g["lr"] for opt in optimizers for g in opt.param_groups}
+        found = []
+        for step in range(steps):
+            now = matrix.parametrizations.weight.original1 if name == "weight-norm" else matrix.weight
+            found.append(now.detach().norm().item())
+            x = torch.randn(64, 16)
+            loss = (model(x) - 3 * teacher(x)).square().mean()
+            model.zero_grad()
+            loss.backward()
+            for opt in optimizers:
+                for group in opt.param_groups:
+                    group["lr"] = peak[id(group)] * 0.5 * (1 + math.cos(math.pi * step / steps))
+                opt.step()
+        return [n / found[0] for n in found]
+
+    adamw = norms("AdamW-13a")
+    figure, axes = plt.subplots(4, 6, figsize=(13, 7.2), sharex=True)
+    for ax, name in zip(axes.flat, METHODS, strict=False):
+        ax.plot(adamw, color=GREY, lw=1.2, alpha=0.7)
+        ax.plot(norms(name), color=BLUE)
+        ax.axhline(1.0, color="black", lw=0.6, ls=(0, (2, 3)))
+        ax.set_title(name, fontsize=10.5)
+        ax.tick_params(labelsize=8)
+        ax.margins(y=0.15)
+    for ax in axes.flat[len(METHODS) :]:
+        ax.axis("off")
+        ax.text(0, 0.5, "norm / initial norm\nover 400 steps\ngrey: AdamW", fontsize=9.5, color="#444444", va="center")
+    save(figure, "methods.png")
+
+
 if __name__ == "__main__":
-    for make in (figure_1, schedules, idea, laws, rate, scopes, bf16):
+    for make in (figure_1, schedules, idea, laws, rate, scopes, bf16, methods):
         make()

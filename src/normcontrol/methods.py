@@ -175,11 +175,18 @@ def max_norm(params: ParamsT, lr: float = 0.1, norm: float = 3.0, momentum: floa
 
 @method("MinMaxNorm", scope="axis", target="[low, high]", law="band, k = rate", reference="Keras 2017")
 def min_max_norm(
-    params: ParamsT, lr: float = 1e-3, low: float = 0.0, high: float = 1.0, rate: float = 1.0, scope: Any = "row", betas: Betas = BETAS
+    params: ParamsT,
+    lr: float = 1e-3,
+    low: float = 0.0,
+    high: float = 1.0,
+    rate: float = 1.0,
+    scope: Any = "row",
+    betas: Betas = BETAS,
+    **adam: Any,
 ) -> NormControl:
     r"""Keras' MinMaxNorm: :math:`\rho \leftarrow (1 - k) \rho + k\, \mathrm{clip}(\rho, low, high)`. The same law before the
     paper, for a band. Keras' Dense kernels are transposed: their ``axis=0`` is our ``scope="row"``."""
-    return NormControl(Adam(params, lr, betas), norm=high, law=f"band({low / high!r})", rate=rate, scope=scope)
+    return NormControl(Adam(params, lr, betas, **adam), norm=high, law=f"band({low / high!r})", rate=rate, scope=scope)
 
 
 @method("NaP", scope="tensor", target="rho_0", law="k = 1 at every n-th step", reference="Lyle et al. 2024, arXiv:2407.01800")

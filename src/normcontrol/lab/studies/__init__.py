@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normcontrol.lab.studies import claims, paper
+from normcontrol.lab.studies import claims, family, paper
 from normcontrol.lab.study import Study
 
-STUDIES: dict[str, Study] = {study.name: study for study in (claims.STUDY, *paper.STUDIES)}
+STUDIES: dict[str, Study] = {study.name: study for study in (claims.STUDY, family.STUDY, *paper.STUDIES)}
