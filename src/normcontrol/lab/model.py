@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normcontrol.lab.config import Model
+from normcontrol.lab.loss import cross_entropy
 
 INIT_STD = 0.02
-
-IGNORED = -100
-"""The target that torch's cross-entropy leaves out of its mean."""
 
 
 class Attention(nn.Module):
@@ -64,12 +62,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model; ``vocab`` is the number of rows of the embedding.
 
-    >>> from normcontrol.lab.config import Model
-    >>> with torch.device("meta"):
-    ...     gpt2 = GPT(Model(), vocab=50304)
-    >>> matrices = [p for p in gpt2.parameters() if p.dim() >= 2]
-    >>> len(matrices), f"{sum(p.numel() for p in matrices):,}"
-    (50, '124,354,560')
+        >>> from normcontrol.lab.config import Model
+    from normcontrol.lab.loss import cross_entropy
+        >>> with torch.device("meta"):
+        ...     gpt2 = GPT(Model(), vocab=50304)
+        >>> matrices = [p for p in gpt2.parameters() if p.dim() >= 2]
+        >>> len(matrices), f"{sum(p.numel() for p in matrices):,}"
+        (50, '124,354,560')
     """
 
     def __init__(self, config: Model, vocab: int) -> None:
@@ -104,7 +103,7 @@ class GPT(nn.Module):
         if targets is None:
             return F.linear(x[:, -1], self.wte.weight)
         logits = F.linear(x, self.wte.weight)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def matrices(self) -> list[nn.Parameter]:
         """What nanoGPT decays, and the paper controls: tensors of two or more dimensions."""

@@ -23,8 +23,9 @@ from normcontrol.lab.config import Config, check
 from normcontrol.lab.device import Stopwatch, attention, choose, memory_advice, peak_flops, precision
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.folder import CHECKPOINTS, begin, check_same, describe_run, held, keep_tokenizer, write_config, write_environment
+from normcontrol.lab.loss import IGNORED
 from normcontrol.lab.metrics import Log
-from normcontrol.lab.model import GPT, IGNORED
+from normcontrol.lab.model import GPT
 from normcontrol.lab.parallel import World
 from normcontrol.lab.telemetry import Telemetry, effective_decay
 from normcontrol.lab.warm import Warm
