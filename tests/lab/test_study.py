@@ -223,6 +223,12 @@ def test_other_data_is_validated_on_at_the_end(config, corpus, tmp_path):
         train(config.with_(also_validate=(str(tmp_path),)), tmp_path / "three")
 
 
+def test_under_torchrun_a_study_is_refused(study, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["study", study]) == 1
+    assert "A study gives each run one process, and torchrun started several" in capsys.readouterr().err
+
+
 def test_an_unknown_study_is_refused(tmp_path, study):
     with pytest.raises(LabError, match=r"There is no study 'claim'. Did you mean claims\?"):
         load("claim")

@@ -8,6 +8,7 @@ again, if one of them is better), then the smaller questions. A part that starts
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from normcontrol.lab import optim
 from normcontrol.lab.config import Config
@@ -88,7 +89,7 @@ def edges(cells: list[Cell], done: Results) -> list[Cell]:
             value = values[place] ** 2 / values[1 if place == 0 else -2]
         else:
             value = (values[place] * min(values[place - 1], values[place + 1], key=lambda v: losses[v])) ** 0.5
-        axes = {"lr": [own[0].config.optim.lr], own[0].settings[-1][0]: [float(f"{value:.3g}")]}
+        axes: dict[str, Any] = {"lr": [own[0].config.optim.lr], own[0].settings[-1][0]: [float(f"{value:.3g}")]}
         more += grid(arm, own[0].config, part="edges", **axes)
     return more if at_an_edge else []
 
