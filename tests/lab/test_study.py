@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import fakes
 
-from normcontrol.lab import metrics, results, runner
+from normcontrol.lab import metrics, results, runner, study_display
 from normcontrol.lab.claims import Evidence
 from normcontrol.lab.cli import main
 from normcontrol.lab.config import Config
@@ -25,7 +27,7 @@ from normcontrol.lab.ledger import begin, open_folder
 from normcontrol.lab.replay import Comparison, seed_noise
 from normcontrol.lab.runner import Runner
 from normcontrol.lab.study import Data, Study, grid, identity, load
-from normcontrol.lab.train import train
+from normcontrol.lab.train import Status, train
 from normcontrol.lab.warm import Warm
 
 DATA = Data("digest")
@@ -298,6 +300,17 @@ def test_another_learning_rate_that_is_better_gets_its_seeds_too(corpus, tmp_pat
     assert {c.config.optim.lr for c in study.cells("seeds")} == {1e-3}
 
 
+def test_no_two_runs_of_the_claims_study_bear_the_same_name(corpus, tmp_path):
+    study = Pretended(corpus, tmp_path, best_lr=1e-3, best_decay=0.05)
+    for _ in range(6):
+        study.run([c for c in study.ledger.cells(study.done) if study.done.of(c) is None])
+    names = {}
+    for cell in study.ledger.cells(study.done):
+        names.setdefault(cell.label, set()).add(identity(cell.config, study.ledger.data_of(cell.config)))
+    assert len(names) > 50
+    assert {label: ids for label, ids in names.items() if len(ids) > 1} == {}
+
+
 def test_a_grid_is_every_combination_with_paired_seeds():
     cells = grid("A", Config(), lr=[1e-3, 2e-3], weight_decay=[0.1, 0.2], seeds=[0, 5])
     assert len({cell.label for cell in cells}) == 8
@@ -340,3 +353,31 @@ def test_on_ray_the_numbers_are_those_of_a_local_run(study, tmp_path, monkeypatc
     Runner(there, device="cpu", only=("seed=0",), on="ray", workers=2).run()
     assert len(there.results()) == 2
     assert {i: (r.final, r.curves) for i, r in here.results().items()} == {i: (r.final, r.curves) for i, r in there.results().items()}
+
+
+def test_ctrl_c_saves_the_cell_that_is_under_way(study, tmp_path, config):
+    config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "normcontrol.lab", "study", study, "--out", str(out), "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(len(metrics.read(folder)) > 20 for folder in (out / "work").glob("*")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Stopped (stopped by hand) with 0 cells finished and 4 or more left. The same command goes on." in said
+    assert len(list((out / "work").glob("*/checkpoints/*.pt"))) == 1
+
+
+def test_the_live_table_fills_in():
+    rich = pytest.importorskip("rich.console")
+    live = study_display.Live()
+    one, two = grid("AdamW", Config(), lr=[1e-3], seeds=[0, 1])
+    live.show(two.label, Status(5, 10, 3.5, 1.2, None, None, 1e3, None))
+    live.finished(one, fakes.record(one, 3.25), 1, 2)
+    console = rich.Console(record=True, width=120, file=io.StringIO())
+    console.print(live.table())
+    text = console.export_text()
+    assert "1 of 2 cells known so far" in text
+    assert re.search(r"AdamW lr=0.001 +3.2500", text)
+    assert "AdamW lr=0.001 seed=1: 5/10, loss 3.500" in text

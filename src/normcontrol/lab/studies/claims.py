@@ -121,7 +121,8 @@ def others(r: Ranges, adamw: Cell, adamwn: Cell, adamc: Cell) -> list[Cell]:
     """The controls tuned, one norm for each tensor, LayerNorm controlled, and the offset of the held norm."""
     decay, best = adamw.config.optim.weight_decay, adamwn.config
     lr = adamw.config.optim.lr
-    found = grid(SCALED, scaled(adamw, adamwn).config, part="controls", lr=[lr], weight_decay=[decay / 3, decay * 3])
+    scale = [scaled(adamw, adamwn).config.model.init_scale]
+    found = grid(SCALED, adamw.config, part="controls", lr=[lr], weight_decay=[decay / 3, decay * 3], init_scale=scale)
     found += grid(ADAMC, adamc.config, part="controls", lr=[lr], weight_decay=[adamc.config.optim.weight_decay * c for c in (1 / 3, 3.0)])
     found += grid(TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more)
     found += grid(LAYERNORM, best.with_(norm_layers=True), part="layernorm", ratio=r.ratio, seeds=r.more)
@@ -139,7 +140,8 @@ def seeded(cell: Cell, seeds: tuple[int, ...], part: str) -> list[Cell]:
 
 def scaled(adamw: Cell, adamwn: Cell) -> Cell:
     """The first control: the best AdamW, started from weights of the norm that the best AdamWN is held at."""
-    return Cell(SCALED, adamw.config.with_(init_scale=float(adamwn.config.optim.ratio or 1)), settings=adamw.settings)
+    norm = float(adamwn.config.optim.ratio or 1)
+    return Cell(SCALED, adamw.config.with_(init_scale=norm), settings=(*adamw.settings, ("init_scale", norm)))
 
 
 def held(adamwn: Cell) -> Cell:
