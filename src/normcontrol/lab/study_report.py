@@ -125,4 +125,6 @@ def curve(trial: Trial) -> charts.Curve:
         return steps, [statistics.fmean(s[step] for s in series) for step in steps]
 
     config = config_of(trial.records[0])
-    return charts.Curve(trial.name, mean("loss"), mean("val_loss"), mean("ratio"), optim.target_at(config.optim, config.run.steps))
+    # The curve is the matrices' norm; with LayerNorm controlled too, the target is another norm's.
+    target = None if config.optim.norm_layers else optim.target_at(config.optim, config.run.steps)
+    return charts.Curve(trial.name, mean("loss"), mean("val_loss"), mean("ratio"), target)
