@@ -25,12 +25,16 @@ test-all: test  ## and the slow tests, some of which need more packages
 bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
 	$(BIN)/python benchmarks/step_cpu.py --json results/step_cpu.json
 	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/lab_cpu.py
+	$(BIN)/python benchmarks/study.py --json results/study_cpu.json
+	$(BIN)/python benchmarks/report_page.py
 	$(BIN)/python benchmarks/sharded.py --json results/sharded.json
 	$(BIN)/python benchmarks/methods.py --json results/methods_cpu.json
 
 docs: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python docs/figures/make_figures.py
 	$(BIN)/python examples/quickstart.py --figure docs/figures/quickstart.png
+	$(BIN)/python examples/grokking.py --figure docs/figures/grokking.png
+	$(BIN)/python docs/make_results.py
 	$(BIN)/python benchmarks/predict.py --draw results/predict_tiny.json --figure docs/figures/predict.png
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it

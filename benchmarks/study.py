@@ -1,8 +1,8 @@
 """What running runs as a study costs: wall time through the runner against the runs alone, and two workers against one.
 
-    python benchmarks/study.py [--runs 6] [--steps 300]
+    python benchmarks/study.py [--runs 4] [--steps 500]
 
-Prints the two ratios. Every run has one thread, and the machine should be otherwise idle.
+Prints the two ratios; starting the workers counts. Every run has one thread, and the machine should be otherwise idle.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def alone(config: Config, runs: int, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -70,17 +70,13 @@ def main() -> None:
             assert Runner(begin(folder / name, str(file), "tiny"), device="cpu", workers=workers).run().left == 0
 
         with clock("alone", times):
-            alone(config, asked.runs, folder / "alone-1")
-        for i in (1, 2):
-            with clock("one worker", times):
-                study(f"one-{i}", 1)
-        with clock("alone", times):
-            alone(config, asked.runs, folder / "alone-2")
-        for i in (1, 2):
-            with clock("two workers", times):
-                study(f"two-{i}", 2)
+            alone(config, asked.runs, folder / "alone")
+        with clock("one worker", times):
+            study("one", 1)
+        with clock("two workers", times):
+            study("two", 2)
     overhead, speedup = times["one worker"] / times["alone"], times["one worker"] / times["two workers"]
-    print(f"{2 * asked.runs} runs of {asked.steps} steps: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items()))
+    print(f"{asked.runs} runs of {asked.steps} steps: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items()))
     print(f"wall time, study / runs alone: {overhead:.3f} (at most 1.05)")
     print(f"throughput, two workers / one: {speedup:.2f} (at least 1.7)")
     if asked.json:

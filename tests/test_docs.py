@@ -120,5 +120,19 @@ def test_the_figures_are_those_the_script_makes():
         "quickstart.png",
         "demo.png",
         "predict.png",
-    }  # these are made by make quickstart, make demo and benchmarks/predict.py
+        "grokking.png",
+    }  # these are made by make quickstart, make demo, benchmarks/predict.py and examples/grokking.py
     assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made
+
+
+def test_grokking_runs(tmp_path):
+    said = run(str(ROOT / "examples/grokking.py"), "--steps", "40", cwd=tmp_path)
+    assert len(re.findall(r"^AdamWN?, .* generalised never$", said, re.M)) == 9
+    assert (tmp_path / "runs/grokking.png").stat().st_size > 10_000
+
+
+def test_the_results_page_is_what_the_results_say():
+    sys.path.insert(0, str(ROOT / "docs"))
+    import make_results
+
+    assert (ROOT / "docs/results.md").read_text() == make_results.text(ROOT / "results"), "run python docs/make_results.py"

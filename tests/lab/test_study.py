@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -12,20 +14,22 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fakes
 
-from normcontrol.lab import metrics, results, runner
+from normcontrol.lab import metrics, results, runner, study_display
 from normcontrol.lab.claims import Evidence
 from normcontrol.lab.cli import main
-from normcontrol.lab.config import Config
+from normcontrol.lab.config import Config, Model
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.ledger import begin, open_folder
+from normcontrol.lab.model import GPT
 from normcontrol.lab.replay import Comparison, seed_noise
 from normcontrol.lab.runner import Runner
 from normcontrol.lab.study import Data, Study, grid, identity, load
-from normcontrol.lab.train import train
+from normcontrol.lab.train import Status, train
 from normcontrol.lab.warm import Warm
 
 DATA = Data("digest")
@@ -209,6 +213,27 @@ def test_warm_runs_compute_the_same_bits_as_fresh_ones(config, tmp_path):
         assert (tmp_path / f"warm-{i}/metrics.jsonl").read_bytes() == (tmp_path / f"fresh-{i}/metrics.jsonl").read_bytes()
 
 
+def test_models_of_one_shape_are_compiled_once(monkeypatch):
+    graphs, real = [], torch.compile
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda model, **options: real(model, backend=backend, **options))
+    warm, tokens = Warm(), torch.randint(0, 64, (2, 8))
+    for seed in range(3):
+        fresh = GPT(Model(layers=1, heads=1, width=8, context=8, init_seed=seed), vocab=64)
+        fresh.initialise(seed)
+        model = warm.place(fresh, torch.device("cpu"))
+        compiled, adam = warm.compiled(model), torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            compiled(tokens, tokens).backward()
+            adam.step()
+            adam.zero_grad()
+    assert len(graphs) == 1
+
+
 def test_other_data_is_validated_on_at_the_end(config, corpus, tmp_path):
     import numpy as np
 
@@ -223,6 +248,12 @@ def test_other_data_is_validated_on_at_the_end(config, corpus, tmp_path):
         train(config.with_(also_validate=(str(tmp_path),)), tmp_path / "three")
 
 
+def test_under_torchrun_a_study_is_refused(study, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["study", study]) == 1
+    assert "A study gives each run one process, and torchrun started several" in capsys.readouterr().err
+
+
 def test_an_unknown_study_is_refused(tmp_path, study):
     with pytest.raises(LabError, match=r"There is no study 'claim'. Did you mean claims\?"):
         load("claim")
@@ -231,32 +262,6 @@ def test_an_unknown_study_is_refused(tmp_path, study):
     with pytest.raises(LabError, match=r"There is no file 'nowhere.py'"):
         load("nowhere.py:f")
     assert isinstance(load(study), Study)
-
-
-def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_controls(corpus, tmp_path):
-    ledger = begin(tmp_path / "out", "claims", "small", str(corpus))
-    done = ledger.results()
-    cells = ledger.cells(done)
-    assert [sum(c.arm == arm for c in cells) for arm in ("AdamW", "AdamWN")] == [9, 9]
-    assert {c.config.optim.lr for c in cells[:6]} == {2e-3}
-    for cell in cells:
-        loss = (
-            4
-            + abs(cell.config.optim.lr - 2e-3) * 100
-            + abs(cell.config.optim.weight_decay - 0.3)
-            + abs((cell.config.optim.ratio or 1.6) - 1.6)
-        )
-        lines = [{"step": 0, "val_loss": 10.0, "ratio": 1.0}, {"step": 1500, "val_loss": loss, "ratio": 2.0}]
-        done.add(results.summarise(identity(cell.config, ledger.data_of(cell.config)), cell.config, {}, lines, 70.0))
-    seeds = [c for c in ledger.cells(done) if c.part == "seeds"]
-    assert {(c.arm, c.seed) for c in seeds} == {
-        (arm, s) for arm in ("AdamW", "AdamWN", "AdamW from scaled weights", "AdamC") for s in range(3)
-    }
-    scaled = next(c for c in seeds if c.arm == "AdamW from scaled weights")
-    assert scaled.config.model.init_scale == 1.6
-    assert scaled.config.optim.weight_decay == 0.3
-    adamc = next(c for c in seeds if c.arm == "AdamC")
-    assert adamc.config.optim.weight_decay == pytest.approx(0.3 * 0.55 / 0.404, rel=0.02)
 
 
 def test_a_grid_is_every_combination_with_paired_seeds():
@@ -301,3 +306,31 @@ def test_on_ray_the_numbers_are_those_of_a_local_run(study, tmp_path, monkeypatc
     Runner(there, device="cpu", only=("seed=0",), on="ray", workers=2).run()
     assert len(there.results()) == 2
     assert {i: (r.final, r.curves) for i, r in here.results().items()} == {i: (r.final, r.curves) for i, r in there.results().items()}
+
+
+def test_ctrl_c_saves_the_cell_that_is_under_way(study, tmp_path, config):
+    config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "normcontrol.lab", "study", study, "--out", str(out), "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(len(metrics.read(folder)) > 20 for folder in (out / "work").glob("*")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Stopped (stopped by hand) with 0 cells finished and 4 or more left. The same command goes on." in said
+    assert len(list((out / "work").glob("*/checkpoints/*.pt"))) == 1
+
+
+def test_the_live_table_fills_in():
+    rich = pytest.importorskip("rich.console")
+    live = study_display.Live()
+    one, two = grid("AdamW", Config(), lr=[1e-3], seeds=[0, 1])
+    live.show(two.label, Status(5, 10, 3.5, 1.2, None, None, 1e3, None))
+    live.finished(one, fakes.record(one, 3.25), 1, 2)
+    console = rich.Console(record=True, width=120, file=io.StringIO())
+    console.print(live.table())
+    text = console.export_text()
+    assert "1 of 2 cells known so far" in text
+    assert re.search(r"AdamW lr=0.001 +3.2500", text)
+    assert "AdamW lr=0.001 seed=1: 5/10, loss 3.500" in text

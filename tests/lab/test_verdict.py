@@ -41,7 +41,7 @@ def test_a_difference_that_is_there_is_shown_with_its_interval_and_the_tuning():
     first, second = verdict.sentences()
     assert "AdamWN lr=0.002 ended at a validation loss 0.0200 lower than AdamW lr=0.002 (-0.0200 ± 0.00" in first
     assert first.endswith("n = 3 paired seeds): shown.")
-    assert second == "They had 3 trials each; the optimum of AdamWN is inside, that of AdamW inside."
+    assert second == "Each had 3 trials; the best of AdamWN is inside its grid, that of AdamW inside its grid."
     row = dict(zip(verdict.headings(), verdict.table()[1], strict=True))
     assert row["n"] == "3"
     assert row["loss on owt"] == "3.9797"
@@ -206,6 +206,8 @@ def test_the_papers_numbers_stand_beside_ours_with_what_differs():
     assert "AdamW's final norm ratio  2.415  2.5000" in text
     assert "What differs here: a GPT of 0.17 M weights" in text
     assert [row.arm for row in verdict.rows] == ["AdamW wd 0.1", "AdamWN at its norm"]
+    assert verdict.sentences()[1] == "Neither was tuned: each had one trial."
+    assert judge(FakeLedger(STUDIES["figure3"], of)).sentences()[0].startswith("AdamWN r 2 ended at")
     ratios = {cell.config.optim.ratio for cell in STUDIES["figure2"].cells("full", FakeLedger(STUDIES["figure2"], of, "full").results())}
     assert ratios == {None, 2.5}
 

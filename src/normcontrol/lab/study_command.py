@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ def study(args: Sequence[str]) -> int:
     parser.add_argument("--replay", metavar="DIR", help="run the finished cells of this folder anew, and compare the numbers")
     parser.add_argument("--list", action="store_true", help="name the cells that are known by now, and run none")
     asked = parser.parse_args(args)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise LabError("A study gives each run one process, and torchrun started several. Start it without torchrun, with --workers.")
     if asked.replay:
         return _replay(find(asked.replay), asked.data, tuple(asked.also_validate), asked.device, tuple(asked.only))
     if asked.name is None:

@@ -24,7 +24,7 @@ def write(ledger: Ledger, out: Path) -> Path:
     if ledger.study.name == "figure1":
         charts.schedules(out / FIGURES[0], out / FIGURES[1])
     elif verdict.rows:
-        charts.figures([curve(row.trial) for row in verdict.rows if _comparable(verdict, row.trial)], out / FIGURES[0], out / FIGURES[1])
+        charts.figures([curve(trial) for trial in drawn(verdict)], out / FIGURES[0], out / FIGURES[1])
     downloads = {name: (out / name).read_bytes() for name in FIGURES if (out / name).exists()}
     base = verdict.baseline
     page = Page(
@@ -39,14 +39,20 @@ def write(ledger: Ledger, out: Path) -> Path:
     return page.write(out / "index.html")
 
 
-def _comparable(verdict: Verdict, trial: Trial) -> bool:
-    return any(row.trial is trial and (row is verdict.baseline or row.differences) for row in verdict.rows)
+def drawn(verdict: Verdict) -> list[Trial]:
+    """The trials to draw: one for each arm that can be compared, runs that stand in two arms once."""
+    found: list[Trial] = []
+    for row in verdict.rows:
+        ids = {record.id for record in row.trial.records}
+        if (row is verdict.baseline or row.differences) and not any(ids <= {r.id for r in other.records} for other in found):
+            found.append(row.trial)
+    return found
 
 
 def runs(ledger: Ledger, verdict: Verdict) -> list[Run]:
     """Every run of the study, those of the trials that stand for their arms drawn first."""
     done = ledger.results()
-    chosen = {record.id for row in verdict.rows if _comparable(verdict, row.trial) for record in row.trial.records}
+    chosen = {(record.id, trial.arm) for trial in drawn(verdict) for record in trial.records}
     base = verdict.baseline
     bases = set() if base is None else {(record.id, base.arm) for record in base.trial.records}
     found, seen = [], set()
@@ -55,7 +61,7 @@ def runs(ledger: Ledger, verdict: Verdict) -> list[Run]:
         record = done.of(cell)
         if record is not None and (record.id, cell.arm) not in seen:
             seen.add((record.id, cell.arm))
-            found.append(_run(cell, record, record.id in chosen, (record.id, cell.arm) in bases))
+            found.append(_run(cell, record, (record.id, cell.arm) in chosen, (record.id, cell.arm) in bases))
     return found
 
 
@@ -119,4 +125,6 @@ def curve(trial: Trial) -> charts.Curve:
         return steps, [statistics.fmean(s[step] for s in series) for step in steps]
 
     config = config_of(trial.records[0])
-    return charts.Curve(trial.name, mean("loss"), mean("val_loss"), mean("ratio"), optim.target_at(config.optim, config.run.steps))
+    # The curve is the matrices' norm; with LayerNorm controlled too, the target is another norm's.
+    target = None if config.optim.norm_layers else optim.target_at(config.optim, config.run.steps)
+    return charts.Curve(trial.name, mean("loss"), mean("val_loss"), mean("ratio"), target)

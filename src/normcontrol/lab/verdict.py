@@ -62,7 +62,8 @@ class Verdict:
             return ["Nothing was run yet."]
         said = []
         compared = [row for row in self.rows if row is not base and "val_loss" in row.differences]
-        for row in compared[:1]:
+        # The first of another method: a second decay of the same one is not what a study is about.
+        for row in sorted(compared, key=lambda r: _method(r) == _method(base))[:1]:
             said += [_comparison(row, base), _tuning(row, base)]
         if not compared:
             said.append(
@@ -210,8 +211,18 @@ def _comparison(row: Row, base: Row) -> str:
 
 
 def _tuning(row: Row, base: Row) -> str:
-    count = f"{base.trials} trials each" if row.trials == base.trials else f"{row.trials} and {base.trials} trials"
-    return f"They had {count}; the optimum of {row.arm} is {row.inside}, that of {base.arm} {base.inside}."
+    if row.trials == base.trials == 1:
+        return "Neither was tuned: each had one trial."
+    count = f"Each had {base.trials} trials" if row.trials == base.trials else f"They had {row.trials} and {base.trials} trials"
+    return f"{count}; the best of {row.arm} is {_where(row)}, that of {base.arm} {_where(base)}."
+
+
+def _where(row: Row) -> str:
+    return {"inside": "inside its grid", "not tuned": "of too few to say whether it is inside a grid"}.get(row.inside, row.inside)
+
+
+def _method(row: Row) -> str:
+    return row.trial.cells[0].config.optim.optimizer
 
 
 def _number(value: float, digits: int = 4) -> str:

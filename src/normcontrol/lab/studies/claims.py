@@ -1,12 +1,14 @@
 """Every claim about weight norm control as an experiment, AdamW and AdamWN tuned with equal trials, the controls beside them.
 
-In parts, the most telling first, so that what is finished is of use whenever it is stopped. The first part is a grid for
-each of the two; all others start from the best cells of it, and are known when it is complete.
+In parts, the most telling first, so that what is finished is of use whenever it is stopped: decays and ratios at the
+learning rate expected to be best, the best of each and the controls with paired seeds, the other learning rates (and the seeds
+again, if one of them is better), then the smaller questions. A part that starts from the best cells is known when they are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from normcontrol.lab import optim
 from normcontrol.lab.config import Config
@@ -44,30 +46,66 @@ RANGES = {
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """The cells that can be named by now."""
-    wanted, r = grids(scale), RANGES[scale]
-    adamw = done.best([c for c in wanted if c.arm == ADAMW])
-    adamwn = done.best([c for c in wanted if c.arm == ADAMWN])
-    if adamw is None or adamwn is None or not done.done(wanted):
+    r = RANGES[scale]
+    wanted = row(scale, r.lr[1])
+    if not done.done(wanted):
         return wanted
-    adamc = same_total_decay(adamw)
-    for cell in (adamw, adamwn, scaled(adamw, adamwn), adamc):
-        wanted += seeded(cell, r.seeds, "seeds")
+    wanted += edges(wanted, done)
+    if not done.done(wanted):
+        return wanted
+    first = best(wanted, done)
+    wanted += compared(r, *first)
+    rest = row(scale, r.lr[0]) + row(scale, r.lr[2])
+    wanted += rest
+    if not done.done(rest):
+        return wanted
+    adamw, adamwn = best([c for c in wanted if c.part in ("grid", "edges")], done)
+    if (adamw, adamwn) != first:
+        wanted += compared(r, adamw, adamwn)
     for rate in (r.rate[0], r.rate[2], r.rate[1]):
         wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
     wanted += seeded(held(adamwn), r.seeds, "start")
     wanted += horizons(r, adamw.config, adamwn.config)
-    wanted += others(r, adamw, adamwn, adamc)
-    return wanted
+    return wanted + others(r, adamw, adamwn, same_total_decay(adamw))
 
 
-def grids(scale: str) -> list[Cell]:
-    """AdamW over learning rates and decays, AdamWN over the same learning rates and as many ratios; the middle rate first."""
+def row(scale: str, lr: float) -> list[Cell]:
+    """At one learning rate: AdamW over decays, and AdamWN over as many ratios."""
     start, r = base(scale).with_(rate=RANGES[scale].rate[1]), RANGES[scale]
-    found = []
-    for lr in (r.lr[1], r.lr[0], r.lr[2]):
-        found += grid(ADAMW, start.with_(optimizer="AdamW"), part="grid", lr=[lr], weight_decay=r.weight_decay)
-        found += grid(ADAMWN, start.with_(optimizer="AdamWN"), part="grid", lr=[lr], ratio=r.ratio)
-    return found
+    adamw = grid(ADAMW, start.with_(optimizer="AdamW"), part="grid", lr=[lr], weight_decay=r.weight_decay)
+    return adamw + grid(ADAMWN, start.with_(optimizer="AdamWN"), part="grid", lr=[lr], ratio=r.ratio)
+
+
+def edges(cells: list[Cell], done: Results) -> list[Cell]:
+    """If the best of an arm is at the edge of what was tried, one more value for each: beyond the edge, or beside the best."""
+    tried = {arm: [c for c in cells if c.arm == arm] for arm in (ADAMW, ADAMWN)}
+    more, at_an_edge = [], False
+    for arm, own in tried.items():
+        losses = {c.settings[-1][1]: (record.value() if (record := done.of(c)) else float("inf")) for c in own}
+        values = sorted(losses)
+        place = values.index(min(losses, key=lambda v: losses[v]))
+        if place in (0, len(values) - 1):
+            at_an_edge = True
+            value = values[place] ** 2 / values[1 if place == 0 else -2]
+        else:
+            value = (values[place] * min(values[place - 1], values[place + 1], key=lambda v: losses[v])) ** 0.5
+        axes: dict[str, Any] = {"lr": [own[0].config.optim.lr], own[0].settings[-1][0]: [float(f"{value:.3g}")]}
+        more += grid(arm, own[0].config, part="edges", **axes)
+    return more if at_an_edge else []
+
+
+def best(cells: list[Cell], done: Results) -> tuple[Cell, Cell]:
+    """The best cell of either arm, among cells that are all done."""
+    adamw, adamwn = (done.best([c for c in cells if c.arm == arm]) for arm in (ADAMW, ADAMWN))
+    assert adamw is not None
+    assert adamwn is not None
+    return adamw, adamwn
+
+
+def compared(r: Ranges, adamw: Cell, adamwn: Cell) -> list[Cell]:
+    """The best of each and the two controls, with every seed."""
+    four = (adamw, adamwn, scaled(adamw, adamwn), same_total_decay(adamw))
+    return [c for seed in r.seeds for cell in four for c in seeded(cell, (seed,), "seeds")]
 
 
 def horizons(r: Ranges, adamw: Config, adamwn: Config) -> list[Cell]:
@@ -83,7 +121,8 @@ def others(r: Ranges, adamw: Cell, adamwn: Cell, adamc: Cell) -> list[Cell]:
     """The controls tuned, one norm for each tensor, LayerNorm controlled, and the offset of the held norm."""
     decay, best = adamw.config.optim.weight_decay, adamwn.config
     lr = adamw.config.optim.lr
-    found = grid(SCALED, scaled(adamw, adamwn).config, part="controls", lr=[lr], weight_decay=[decay / 3, decay * 3])
+    scale = [scaled(adamw, adamwn).config.model.init_scale]
+    found = grid(SCALED, adamw.config, part="controls", lr=[lr], weight_decay=[decay / 3, decay * 3], init_scale=scale)
     found += grid(ADAMC, adamc.config, part="controls", lr=[lr], weight_decay=[adamc.config.optim.weight_decay * c for c in (1 / 3, 3.0)])
     found += grid(TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more)
     found += grid(LAYERNORM, best.with_(norm_layers=True), part="layernorm", ratio=r.ratio, seeds=r.more)
@@ -101,7 +140,8 @@ def seeded(cell: Cell, seeds: tuple[int, ...], part: str) -> list[Cell]:
 
 def scaled(adamw: Cell, adamwn: Cell) -> Cell:
     """The first control: the best AdamW, started from weights of the norm that the best AdamWN is held at."""
-    return Cell(SCALED, adamw.config.with_(init_scale=float(adamwn.config.optim.ratio or 1)), settings=adamw.settings)
+    norm = float(adamwn.config.optim.ratio or 1)
+    return Cell(SCALED, adamw.config.with_(init_scale=norm), settings=(*adamw.settings, ("init_scale", norm)))
 
 
 def held(adamwn: Cell) -> Cell:

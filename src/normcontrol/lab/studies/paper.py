@@ -34,7 +34,7 @@ def figure1(scale: str, done: Results) -> list[Cell]:
 
 
 def figure2(scale: str, done: Results) -> list[Cell]:
-    """AdamW with decay 0.1, and AdamWN at the norm that it ends with: 50,000 steps of 65,536 tokens."""
+    """AdamW with decay 0.1, and AdamWN at the norm that it ends with: in the paper, 50,000 steps of 65,536 tokens."""
     start = PAPER.with_(steps=50_000, tokens_per_step=65_536)
     adamw = grid("AdamW wd 0.1", at_scale(start.with_(optimizer="AdamW"), scale))
     record = done.of(adamw[0])
@@ -45,7 +45,7 @@ def figure2(scale: str, done: Results) -> list[Cell]:
 
 
 def figure3(scale: str, done: Results) -> list[Cell]:
-    """AdamW with three decays, AdamWN with three ratios: 100,000 steps of 491,520 tokens."""
+    """AdamW with three decays, AdamWN with three ratios: in the paper, 100,000 steps of 491,520 tokens."""
     start = PAPER.with_(steps=100_000)
     cells = []
     for decay in (0.05, 0.10, 0.15):
@@ -56,7 +56,7 @@ def figure3(scale: str, done: Results) -> list[Cell]:
 
 
 def figure4(scale: str, done: Results) -> list[Cell]:
-    """AdamW with decay 0.1, and AdamWN with LayerNorm controlled too, at two ratios: 200,000 steps of 491,520 tokens."""
+    """AdamW with decay 0.1, and AdamWN with LayerNorm controlled too, at two ratios: in the paper, 200,000 steps of 491,520 tokens."""
     start = PAPER.with_(steps=200_000)
     cells = grid("AdamW wd 0.1", at_scale(start.with_(optimizer="AdamW"), scale))
     for ratio in (2.0, 1.8):

@@ -79,7 +79,7 @@ function draw(panel) {
   if (!width) return;
   canvas.width = width * scale; canvas.height = height * scale;
   const c = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), r = range(panel);
-  const box = { left: 52, right: width - 8, top: 8, bottom: height - 24 };
+  const box = { left: 52, right: width - 20, top: 8, bottom: height - 24 };
   const px = x => box.left + (x - r.x0) / (r.x1 - r.x0) * (box.right - box.left);
   const py = y => box.bottom - (y - r.y0) / (r.y1 - r.y0) * (box.bottom - box.top);
   Object.assign(panel, { box, px, py, r });

@@ -1,0 +1,97 @@
+"""Writes docs/results.md from what lies under results/: ``make docs``. No number on that page is typed.
+
+For every study: the verdict, the table, what became of each claim, the figure, and by which command on which machine. Text
+that is not a result is in ``INTRODUCTION``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from normcontrol.lab import charts
+from normcontrol.lab.ledger import STUDY, Ledger, open_folder
+from normcontrol.lab.study_report import curve, drawn
+from normcontrol.lab.verdict import Verdict, judge
+
+ROOT = Path(__file__).parents[1]
+FIGURES = "figures/results"
+
+INTRODUCTION = """# Results
+
+What the [studies](studies.md) under `results/` showed, negative parts included. This page is written by `python docs/make_results.py` from
+their raw files; `normcontrol report results/STUDY` makes a page of each with curves to zoom into and every run's settings.
+
+How to read it: a difference pairs runs that share initial weights and the order of the data, ± is half of its 95 % interval, and n
+the number of pairs. *Shown* means that the interval leaves zero out. A claim was written down with the rule that would refute it before
+it was run; *not shown* means that neither the claim nor its contrary can be told from noise with so many runs. What one scale shows
+need not hold at another: these are small models on short runs.
+"""
+
+NOTHING = "\nNothing has been run yet: `normcontrol study claims --scale tiny` is a beginning.\n"
+
+
+def folders(results: Path) -> list[Path]:
+    return sorted(path.parent for path in results.glob(f"*/{STUDY}"))
+
+
+def text(results: Path) -> str:
+    """The whole page."""
+    found = folders(results)
+    parts = [INTRODUCTION, *("\n".join(section(open_folder(folder))) for folder in found)]
+    return "\n".join(parts if found else [INTRODUCTION + NOTHING])
+
+
+def section(ledger: Ledger) -> Iterator[str]:
+    verdict = judge(ledger)
+    yield f"## {ledger.out.name}\n"
+    yield f"{ledger.study.about}\n"
+    yield "".join(f"**{sentence}**\n\n" for sentence in verdict.sentences())
+    if verdict.rows:
+        yield f"![The four panels of {ledger.out.name}]({FIGURES}/{ledger.out.name}.png)\n"
+        yield table(verdict.headings(), verdict.table())
+    if verdict.findings:
+        yield "### Claims\n"
+        rows = [(claim.says, f"**{finding.outcome}**", finding.numbers, claim.refuted_if) for claim, finding in verdict.findings]
+        yield table(("claim", "outcome", "numbers", "refuted if"), rows)
+    if verdict.study.published:
+        ours = [(p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}") for p, value in verdict.published()]
+        yield table(("published", "paper", "here"), ours)
+        yield f"What differs here: {verdict.study.differs.get(ledger.scale, '')}.\n"
+    if verdict.flags:
+        yield "What weakens it:\n"
+        yield "".join(f"- {flag.replace(str(ledger.out.parent) + '/', '')}\n" for flag in verdict.flags)
+    yield from provenance(verdict)
+
+
+def provenance(verdict: Verdict) -> Iterator[str]:
+    """By which command, on which machine, from which source."""
+    seen: dict[tuple[str, str], str] = {}
+    for row in verdict.rows:
+        for record in row.trial.records:
+            e = record.environment
+            seen.setdefault((e["device"], e["packages"]["torch"]), " ".join(["normcontrol", *e["command"][1:]]))
+    for (device, torch), command in seen.items():
+        yield f"Run on {device} with torch {torch} by\n\n```console\n{command}\n```\n"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def main() -> None:
+    page = ROOT / "docs" / "results.md"
+    page.write_text(text(ROOT / "results"), encoding="utf-8")
+    print(page.relative_to(ROOT))
+    for folder in folders(ROOT / "results"):
+        trials = drawn(judge(open_folder(folder)))
+        if trials:
+            path = ROOT / "docs" / FIGURES / f"{folder.name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            charts.figures([curve(trial) for trial in trials], path)
+            print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
