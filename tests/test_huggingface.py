@@ -181,27 +181,29 @@ def test_a_compiled_model_trains_to_the_same_norms(tmp_path):
 
 
 @pytest.mark.slow
-def test_supervised_fine_tuning_with_trl(tmp_path):
+@pytest.mark.parametrize("make", ["make_model", "lora"])
+def test_supervised_fine_tuning_with_trl(make, tmp_path):
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"input_ids": [b["input_ids"].tolist() for b in batches()]})
 
-    def start(model):
+    def start():
+        model = globals()[make]()
         args = trl.SFTConfig(**{**arguments(tmp_path).to_dict(), "output_dir": str(tmp_path), "max_length": 8, "bf16": False})
-        made = trl.SFTTrainer(model, args, train_dataset=data, processing_class=words(), optimizer_cls_and_kwargs=adamwn(args, model, rate=1.0))
+        with_control = {"optimizer_cls_and_kwargs": adamwn(args, model, rate=1.0)}
+        made = trl.SFTTrainer(model, args, train_dataset=data, processing_class=words(), **with_control)
         log_norms(made)
         return made
 
-    for model in (make_model, lora):
-        whole = start(model())
-        held = [p for group in whole.create_optimizer().param_groups if group["controlled"] for p in group["params"]]
-        before = total_norm(held)
-        whole.train()
-        assert total_norm(held) == pytest.approx(before)
-        assert [e["norm/global"] for e in whole.state.log_history if "loss" in e] == pytest.approx([before] * 4)
-        again = start(model())
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-        assert_same(again.model, whole.model)
+    whole = start()
+    held = [p for group in whole.create_optimizer().param_groups if group["controlled"] for p in group["params"]]
+    before = total_norm(held)
+    whole.train()
+    assert total_norm(held) == pytest.approx(before)
+    assert [e["norm/global"] for e in whole.state.log_history if "loss" in e] == pytest.approx([before] * 4)
+    again = start()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_same(again.model, whole.model)
 
 
 def words():
