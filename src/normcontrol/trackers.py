@@ -118,18 +118,32 @@ class WandB:
 
 def controller(optimizer: Any) -> NormControl:
     """The optimizer under norm control, out of what Accelerate, Lightning or Fabric wrapped around it."""
-    inner = optimizer
-    while not isinstance(inner, NormControl):
+    inner, found = optimizer, None
+    while inner is not None:  # Lightning's wrappers pass for what they wrap, so it is the last one that counts
+        found = inner if isinstance(inner, NormControl) else found
         inner = getattr(inner, "optimizer", None)
-        if inner is None:
-            raise TypeError(
-                f"{type(optimizer).__name__} controls no norms, so there are none to log. Give an AdamWN or a NormControl. (The norm of "
-                "any other optimizer's weights is recorded by NormTrace.)"
-            )
-    return inner
+    if found is None:
+        raise TypeError(
+            f"{type(optimizer).__name__} controls no norms, so there are none to log. Give an AdamWN or a NormControl. (The norm of any "
+            "other optimizer's weights is recorded by NormTrace.)"
+        )
+    return found
 
 
 @torch.no_grad()
+def tensors(optimizer: Any) -> dict[str, Tensor]:
+    """As :func:`values`, but tensors, for a framework that reads them when it logs: nothing is waited for."""
+    numbers: dict[str, Tensor] = {}
+    for name, reading in controller(optimizer).norms().items():
+        norm, target, ratio = reading.norm, reading.target, reading.ratio
+        if norm.dim():  # the joint ratio: that of the joint norm to the joint initial norm
+            initial = torch.where(ratio > 0, norm / ratio, norm).norm()
+            norm, target = norm.norm(), target.norm()
+            ratio = norm / initial
+        numbers |= {f"norm/{name}": norm, f"norm/{name}{TARGET}": target, f"norm/{name}/ratio": ratio}
+    return numbers
+
+
 def values(optimizer: Any) -> dict[str, float]:
     """The norm, target and ratio of everything that is controlled, as numbers by name.
 
@@ -140,16 +154,9 @@ def values(optimizer: Any) -> dict[str, float]:
     >>> values(AdamWN([torch.nn.Parameter(torch.ones(3, 3))], ratio=2.0))
     {'norm/global': 3.0, 'norm/global/target': 6.0, 'norm/global/ratio': 1.0}
     """
-    numbers: dict[str, Tensor] = {}
-    for name, reading in controller(optimizer).norms().items():
-        norm, target, ratio = reading.norm, reading.target, reading.ratio
-        if norm.dim():  # the joint ratio: that of the joint norm to the joint initial norm
-            initial = torch.where(ratio > 0, norm / ratio, norm).norm()
-            norm, target = norm.norm(), target.norm()
-            ratio = norm / initial
-        numbers |= {f"norm/{name}": norm, f"norm/{name}{TARGET}": target, f"norm/{name}/ratio": ratio}
-    together = torch.stack([n.double().to(next(iter(numbers.values())).device) for n in numbers.values()])
-    return dict(zip(numbers, together.tolist(), strict=True))
+    numbers = tensors(optimizer)
+    device = next(iter(numbers.values())).device
+    return dict(zip(numbers, torch.stack([n.to(device, torch.float64) for n in numbers.values()]).tolist(), strict=True))
 
 
 def layout(names: Iterable[str]) -> dict[str, Any]:
