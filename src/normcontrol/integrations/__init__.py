@@ -24,4 +24,4 @@ def require(package: str, at_least: str, because: str) -> None:
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", version.split("+")[0])[:2]]
+    return [int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3]]
