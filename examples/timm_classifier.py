@@ -19,7 +19,7 @@ from timm.scheduler import create_scheduler_v2
 from timm.utils import CheckpointSaver
 from torch import Tensor, nn
 
-import normcontrol.integrations.timm  # noqa: F401  (the one line that timm's train.py needs for --opt adamwn)
+import normcontrol.integrations.timm
 from normcontrol.trackers import values
 
 UPDATES = 20  # an epoch

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,11 +24,13 @@ from normcontrol.integrations import huggingface, require
 from normcontrol.integrations.huggingface import adamwn, log_norms
 from normcontrol.trackers import controller, values
 
+ROOT = Path(__file__).parents[1]
 
-def make_model(tied: bool = False) -> LlamaForCausalLM:
+
+def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=16, tie_word_embeddings=tied))
+    return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=16))
 
 
 def batches(rows: int = 64) -> list[dict[str, torch.Tensor]]:
@@ -152,8 +157,8 @@ def test_adapters_that_start_at_zero_are_left_alone_by_name(tmp_path):
     model = lora()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     before = total_norm(p for name, p in named.items() if "lora_A" in name)
+    made = trainer(tmp_path, model, {"rate": 1.0})
     with pytest.warns(UserWarning, match=r"self_attn.q_proj.lora_B.default.weight and 1 more are left alone: adapters start them at zero"):
-        made = trainer(tmp_path, model, {"rate": 1.0})
         made.train()
     assert total_norm(p for name, p in named.items() if "lora_A" in name) == pytest.approx(before)
     assert all(p.any() for name, p in named.items() if "lora_B" in name)
@@ -204,6 +209,36 @@ def test_supervised_fine_tuning_with_trl(make, tmp_path):
     again = start()
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert_same(again.model, whole.model)
+
+
+def test_the_example_keeps_the_norm_and_resumes(tmp_path, monkeypatch, capsys):
+    def last_lines(*more: str) -> list[str]:
+        monkeypatch.setattr("sys.argv", ["example", "--out", str(tmp_path), "--steps", "8", *more])
+        runpy.run_path(str(ROOT / "examples/huggingface_finetune.py"), run_name="__main__")
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("AdamW")]
+
+    ours, adamw = last_lines()
+    assert adamw.startswith("AdamW: the norm went from")
+    assert last_lines("--resume") == [ours]
+
+
+def test_the_page_s_real_model_trains_in_another_s_place(tmp_path, monkeypatch):
+    """With a small model under the real one's name, and a few rows for its data set: nothing is downloaded."""
+    pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    make_model().save_pretrained(tmp_path / "model")
+    words().save_pretrained(tmp_path / "model")
+    rows = datasets.Dataset.from_dict({"input_ids": [b["input_ids"].tolist() for b in batches(16)]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: rows)
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/huggingface.md").read_text(), re.M | re.S)
+    namespace: dict = {}
+    here = {"Qwen/Qwen3-0.6B": str(tmp_path / "model"), "logging_steps=10": "logging_steps=2, use_cpu=True, bf16=False, report_to='none'"}
+    for real, ours in here.items():
+        code = code.replace(real, ours)
+    exec(code, namespace)
+    assert namespace["trainer"].state.global_step == 6
+    assert values(namespace["trainer"].optimizer)["norm/global/ratio"] == pytest.approx(1, abs=0.01)
 
 
 def words():

@@ -116,7 +116,7 @@ def test_an_optimizer_without_control_is_said(tmp_path):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters())
 
-    with pytest.raises(TypeError, match="but configure_optimizers gave AdamW. Return one from it, or leave the callback out"):
+    with pytest.raises(TypeError, match=r"but configure_optimizers gave AdamW\. Return one from it, or leave the callback out"):
         fit(tmp_path, learner=Plain())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import runpy
 import sys
 import tempfile
@@ -36,6 +37,7 @@ import normcontrol.integrations.timm  # noqa: F401
 from normcontrol import AdamWN, linear, lr_times, reproject_
 
 EXAMPLE = Path(__file__).parents[1] / "examples/timm_classifier.py"
+PAGE = Path(__file__).parents[1] / "docs/timm.md"
 
 
 def vit() -> torch.nn.Module:
@@ -129,6 +131,15 @@ def check_the_example_runs_and_resumes() -> None:
         assert float(whole[-1].split("loss ")[1].split(",")[0]) < 0.2
         resumed = lines("--out", folder, "--resume", f"{folder}/checkpoint-1.pth.tar")
     assert resumed[1:] == whole[2:]
+
+
+def check_the_page_is_true() -> None:
+    namespace: dict = {}
+    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    assert len(blocks) == 2
+    with contextlib.redirect_stdout(io.StringIO()):
+        for block in blocks:
+            exec(block, namespace)
 
 
 def main() -> None:
