@@ -87,9 +87,9 @@ def _with_names(groups: list[Group], model: nn.Module) -> list[Group]:
     made = [_group(group, [(n, p) for p in group["params"] if not ZERO_AT_START.search(n := names[id(p)])]) for group in groups]
     if free:
         _say(
-            f"{free[0][0]} and {len(free) - 1} more are left alone: adapters start them at zero, so there is no initial norm to hold a ratio "
-            "to. What is controlled is the other factor, lora_A. To bound the product instead, give AdamWN groups of your own, with an "
-            "absolute rms= for lora_B."
+            f"{free[0][0]} and {len(free) - 1} more are left alone: adapters start them at zero, so there is no initial norm to hold a "
+            "ratio to. What is controlled is the other factor. To bound both, give AdamWN groups of your own, with an absolute rms= for "
+            "these."
         )
         made.append({**_group(groups[0], free), "controlled": False})
     return made
