@@ -12,7 +12,7 @@ import pytest
 import torch
 from processes import run
 from small import total_norm
-from tracked import charts, scalars
+from tracked import charts, history, scalars, wandb_mode
 
 pytest.importorskip("transformers")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -88,6 +88,15 @@ def test_trainer_reaches_the_norm_that_was_asked_for_and_resumes_bit_for_bit(tmp
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert_same(again.model, whole.model)
     assert again.state.log_history[3]["norm/global"] == logged[-1]["norm/global"]
+
+
+def test_the_norms_are_in_the_weights_and_biases_run_that_trainer_makes(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    with wandb_mode("offline"):
+        made = trainer(tmp_path, report_to=["wandb"])
+        made.train()
+    logged = [row for row in history(tmp_path) if "train/loss" in row]
+    assert [row["train/norm/global"] for row in logged] == [e["norm/global"] for e in made.state.log_history if "loss" in e]
 
 
 def test_what_trainer_would_decay_is_controlled(tmp_path):
