@@ -41,6 +41,7 @@ def wandb_mode(mode: str) -> Iterator[None]:
         patch.setenv("WANDB_SILENT", "true")
         wandb.teardown()
         yield
+        wandb.finish()  # Trainer leaves its run open
         wandb.teardown()
 
 
