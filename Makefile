@@ -45,6 +45,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/timm timm torchvision  # tests/with_timm.py says why
 	touch $(READY)
 
 clean:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from tracked import charts, history, scalars, wandb_mode
 
 from normcontrol.lab import checkpoint, metrics, optim, train
 from normcontrol.lab.config import Config
@@ -204,15 +205,35 @@ def test_full_gpu_memory_names_the_knob(config, tmp_path, monkeypatch):
 
 
 def test_tensorboard_on_request(config, tmp_path):
-    pytest.importorskip("tensorboard")
-    out = run(config.with_(tensorboard=True, steps=3), tmp_path / "run")
-    assert list((out / "tensorboard").glob("events*"))
+    config = config.with_(tensorboard=True, optimizer="AdamWN")
+    out = run(config, tmp_path / "run")
+    drawn = scalars(out / "tensorboard")
+    lines = [line for line in metrics.read(out) if "ratio" in line]
+    assert drawn["ratio"] == [(line["step"], pytest.approx(line["ratio"])) for line in lines]
+    assert drawn["ratio/target"] == [(step, pytest.approx(min(2.0, 1 + step / 3))) for step in range(1, 13)]
+    assert charts(out / "tensorboard") == {"ratio": ["^ratio$", "^ratio/target$"]}
 
 
-def test_wandb_that_is_not_installed_is_said(config, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(LabError, match="wandb is not installed"):
-        train.train(config.with_(wandb="project"), tmp_path / "run")
+def test_wandb_on_request_is_one_run_also_when_resumed(config, tmp_path):
+    config = config.with_(wandb="project", optimizer="AdamWN", steps=4)
+    with wandb_mode("offline"):
+        out = run(config, tmp_path / "run")
+        logged = {row["_step"]: row for row in history(out)}
+        for line in metrics.read(out):
+            assert logged[line.pop("step")].items() >= line.items()
+        run(config, out, resume=True)
+    identity = (out / "wandb-id").read_text()
+    assert {path.name for path in out.glob("wandb/offline-run-*/run-*")} == {f"run-{identity}.wandb"}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_tracker_that_is_not_installed_is_said(config, tmp_path, monkeypatch, name):
+    modules = __import__("sys").modules
+    for loaded in [m for m in modules if m.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(modules, loaded)
+    monkeypatch.setitem(modules, name, None)
+    with pytest.raises(LabError, match=f"pip install {name}"):
+        train.train(config.with_(tensorboard=True, wandb="project"), tmp_path / "run")
 
 
 def test_validation_is_the_mean_over_every_window_whatever_the_batch():

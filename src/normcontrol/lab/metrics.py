@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 from normcontrol.lab.config import Config
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import sync
+from normcontrol.trackers import JSONL, TensorBoard, Tracker, WandB
 
 METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
 
 class Log:
-    """The open logs of a run. Other processes than the first write nothing."""
+    """The open logs of a run that is about to make step ``first``. Other processes than the first write nothing."""
 
-    def __init__(self, folder: Path, config: Config, writes: bool = True, keep: int = 0) -> None:
-        self.writes = writes
-        self.tensorboard = self.wandb = None
+    def __init__(self, folder: Path, config: Config, writes: bool = True, keep: int = 0, first: int = 0) -> None:
+        self.others: list[Tracker] = []
+        self.metrics: JSONL | None = None
         if not writes:
             return
         path = folder / METRICS
@@ -34,47 +35,38 @@ class Log:
                     f"{path} has {size} bytes, but its checkpoint was written after {keep}: it was cut short. Restore it from a copy."
                 )
             os.truncate(path, keep)
-        self.metrics, self.timing = path.open("a"), (folder / TIMING).open("a")
-        if config.run.tensorboard:
-            self.tensorboard = _tensorboard(folder)
-        if config.run.wandb:
-            self.wandb = _wandb(folder, config)
+        self.metrics, self.timing = JSONL(path), JSONL(folder / TIMING)
+        try:
+            if config.run.tensorboard:
+                self.others.append(TensorBoard(folder / "tensorboard", start=first))
+            if config.run.wandb:
+                about = {"name": folder.name, "id": _wandb_id(folder), "dir": str(folder), "config": config.flat()}
+                self.others.append(WandB(config.run.wandb, resume="allow", **about))
+        except (ModuleNotFoundError, RuntimeError) as error:
+            raise LabError(str(error)) from None
 
     def write(self, step: int, **values: float) -> None:
         """One line of what was computed."""
-        self._line("metrics", step, values)
+        if self.metrics is not None:
+            self._line(self.metrics, step, values)
 
     def time(self, step: int, **values: Any) -> None:
         """One line of how fast it was."""
-        self._line("timing", step, values)
+        if self.metrics is not None:
+            self._line(self.timing, step, values)
 
-    def _line(self, name: str, step: int, values: dict[str, Any]) -> None:
-        if not self.writes:
-            return
-        file = getattr(self, name)
-        file.write(json.dumps({"step": step, **values}) + "\n")
-        file.flush()
-        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
-        if self.tensorboard is not None:
-            for key, value in numbers.items():
-                self.tensorboard.add_scalar(key, value, step)
-        if self.wandb is not None:
-            self.wandb.log(numbers, step=step)
+    def _line(self, file: JSONL, step: int, values: dict[str, Any]) -> None:
+        for tracker in (file, *self.others):
+            tracker.log(step, values)
 
     def size(self) -> int:
         """Bytes of metrics that are on disk for good: a checkpoint stores this, and a resume cuts back to it."""
-        if not self.writes:
-            return 0
-        sync(self.metrics)
-        return self.metrics.tell()
+        return self.metrics.size() if self.metrics is not None else 0
 
     def close(self) -> None:
-        if self.writes:
-            self.metrics.close()
-            self.timing.close()
-        for other in (self.tensorboard, self.wandb):
-            if other is not None:
-                other.close() if hasattr(other, "close") else other.finish()
+        if self.metrics is not None:
+            for tracker in (self.metrics, self.timing, *self.others):
+                tracker.close()
 
 
 def read(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
@@ -85,17 +77,9 @@ def read(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise LabError("--tensorboard was asked for, but tensorboard is not installed: pip install tensorboard.") from None
-    return SummaryWriter(str(folder / "tensorboard"))
-
-
-def _wandb(folder: Path, config: Config) -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise LabError("--wandb was asked for, but wandb is not installed: pip install wandb.") from None
-    return wandb.init(project=config.run.wandb, name=folder.name, config=config.flat(), dir=str(folder), resume="allow", id=folder.name)
+def _wandb_id(folder: Path) -> str:
+    """Of this run alone, whatever other folders are called, and the same when it is resumed."""
+    path = folder / "wandb-id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8))
+    return path.read_text()

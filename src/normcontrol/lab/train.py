@@ -119,7 +119,7 @@ def _train(
         parallel.load_state(model, optimizers, state)
         first, skipped, logged = state["step"] + 1, state["skipped"], state["logged"]
         del state
-    log = Log(out, config, writes=world.first, keep=logged)
+    log = Log(out, config, writes=world.first, keep=logged, first=first)
     if world.first:
         write_config(out, config)
         write_environment(out, describe_run(device, world.size, dataset))
@@ -198,10 +198,12 @@ def _train(
         if step % config.run.log_every == 0 or last:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
+            target = optim.target_at(config.optim, step)
+            aim = {} if target is None else {"ratio/target": target}  # trackers draw the ratio against it
             if not bad:
-                log.write(step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio)
+                log.write(step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio, **aim)
             log.time(step, tokens_per_second=speed, mfu="unknown" if mfu is None else mfu)
-            display(Status(step, steps, float(loss), ratio, optim.target_at(config.optim, step), val_loss, speed, mfu))
+            display(Status(step, steps, float(loss), ratio, target, val_loss, speed, mfu))
         if evaluates:
             val_loss = evaluate_on(held_out)
             elsewhere = {f"val_loss_{name}": evaluate_on(data.validation(t, config.model.context)) for name, t, _ in others if last}

@@ -1,0 +1,74 @@
+"""Reading back what was tracked: TensorBoard's event files, and Weights & Biases' offline runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every series in TensorBoard's folder, as TensorBoard itself reads it."""
+    return {tag: [(e.step, e.value) for e in _accumulated(folder).Scalars(tag)] for tag in _accumulated(folder).Tags()["scalars"]}
+
+
+def charts(folder: Path) -> dict[str, list[str]]:
+    """The charts of the custom layout, and the patterns of the series in each."""
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    (event,) = _accumulated(folder).Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    return {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
+
+
+def _accumulated(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder)).Reload()
+
+
+@contextlib.contextmanager
+def wandb_mode(mode: str) -> Iterator[None]:
+    """Weights & Biases with this WANDB_MODE: it reads the environment when its first run of a process starts."""
+    wandb = pytest.importorskip("wandb")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", mode)
+        patch.setenv("WANDB_SILENT", "true")
+        wandb.teardown()
+        yield
+        wandb.finish()  # Trainer leaves its run open
+        wandb.teardown()
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """The logged rows of the offline runs in a folder: one object a call, read from the log that `wandb sync` would send."""
+    from wandb.proto import wandb_internal_pb2
+
+    rows = []
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        for record in _records(path.read_bytes()):
+            parsed = wandb_internal_pb2.Record.FromString(record)
+            if parsed.WhichOneof("record_type") == "history":
+                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in parsed.history.item})
+    return rows
+
+
+def _records(log: bytes) -> list[bytes]:
+    """The records of a log in LevelDB's format: blocks of 32 KiB, in which a record may be in several pieces."""
+    records, at, pending = [], 7, b""  # after the file's own header
+    while at + 7 <= len(log):
+        if 32768 - at % 32768 < 7:  # the rest of a block that is too short for a header
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", log, at)
+        pending += log[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            records.append(pending)
+            pending = b""
+    return records
