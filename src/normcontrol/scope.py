@@ -66,16 +66,18 @@ def parse_scope(given: Any) -> Scope:
     )
 
 
-def check_axes(scope: Scope, name: str, param: Tensor) -> None:
+def check_axes(
+    scope: Scope, name: str, param: Any, advice: str = "Put it into a group with scope='tensor', or leave it out with controlled=False"
+) -> None:
     """Refuse a tensor that does not have the axes the scope asks for, or would have a norm per single element."""
     axes = scope.axes
     if axes is None:
         return
-    wrong = any(not -param.dim() <= a < param.dim() for a in axes)
-    if wrong or len({a % param.dim() for a in axes}) == param.dim():
+    wrong = any(not -param.ndim <= a < param.ndim for a in axes)
+    if wrong or len({a % param.ndim for a in axes}) == param.ndim:
         raise ValueError(
             f"scope={scope.name!r} needs a tensor with axes {axes} and at least one more to take a norm over, but {name} has "
-            f"shape {tuple(param.shape)}. Put it into a group with scope='tensor', or leave it out with controlled=False."
+            f"shape {tuple(param.shape)}. {advice}."
         )
 
 
