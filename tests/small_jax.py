@@ -14,8 +14,8 @@ Params = dict[str, Any]
 
 
 def weights_of(model: SmallModel) -> Params:
-    """A torch model's weights as JAX arrays, by name; the tied head has no entry of its own."""
-    return {name: jnp.asarray(p.detach().numpy()) for name, p in model.named_parameters()}
+    """Copies of a torch model's weights as JAX arrays, by name; the tied head has no entry of its own."""
+    return {name: jnp.array(p.detach().numpy(), copy=True) for name, p in model.named_parameters()}
 
 
 def batches(steps: int) -> jax.Array:

@@ -22,6 +22,10 @@ from normcontrol.optax import NormControlState, adamwn, control_norm, norms
 STEPS, LR = 200, 3e-3
 
 
+def double_precision():
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()  # its name before JAX 0.8
+
+
 def params_of(dtype=torch.float32):
     return weights_of(SmallModel(dtype))
 
@@ -77,7 +81,7 @@ class TestTheSameNumbersAsTorch:
         ids=str,
     )
     def test_to_the_last_digits_in_double_precision(self, settings):
-        with jax.enable_x64(True):
+        with double_precision():
             theirs, ours, _, _ = torch_and_jax(
                 lambda model: NormControl(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), ratio=1.2, rate=0.05, **settings),
                 optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(learning_rate(0.1, STEPS)), control_norm(1.2, 0.05, **settings)),

@@ -25,7 +25,7 @@ except ImportError as missing:
         f"normcontrol.optax needs jax and optax, and {missing.name} is not installed: pip install 'normcontrol[jax]'."
     ) from missing
 
-OLDEST_OPTAX = (0, 2, 4)
+OLDEST_OPTAX = (0, 2, 5)
 if tuple(map(int, optax.__version__.split(".")[:3])) < OLDEST_OPTAX:
     raise ImportError(
         f"normcontrol.optax is tested with optax {'.'.join(map(str, OLDEST_OPTAX))} and newer, but this is {optax.__version__}: "
@@ -44,7 +44,7 @@ DROPPED_BITS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float16): 13}
 class NormControlState(NamedTuple):
     """What :func:`control_norm` keeps: one number for a joint norm, else a vector with one for every part."""
 
-    count: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # a tuple has a method of that name, and optax the habit
     norm0: jax.Array  # the reference, ||theta_0||
     norm: jax.Array  # the rest is what the last update saw and did
     target: jax.Array
