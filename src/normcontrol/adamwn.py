@@ -199,7 +199,9 @@ def _look_at(params: ParamsT, fused: bool | None, foreach: bool | None, differen
         _refuse_jax(params.values())
     if isinstance(params, (Tensor, dict)):
         return params, "this is not a list of parameters"  # which torch refuses better
-    groups: list[Any] = [dict(g, params=_listed(g["params"])) if isinstance(g, dict) and "params" in g else g for g in params]
+    groups: Any = [dict(g, params=_listed(g["params"])) if isinstance(g, dict) and "params" in g else g for g in _listed(params)]
+    if isinstance(params, UNORDERED):
+        groups = params
     if fused is False or foreach or differentiable:
         return groups, "fused=False, foreach=True or differentiable=True asked for it"
     given = [item for g in groups for item in (g["params"] if isinstance(g, dict) and "params" in g else [g])]
@@ -213,8 +215,14 @@ def _refuse_jax(params: Iterable[Any]) -> None:
         raise TypeError("The params hold a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn.")
 
 
-def _listed(params: Any) -> list[Any]:
-    return [params] if isinstance(params, Tensor) else list(params)
+UNORDERED = (set, frozenset)
+"""Passed on as they are: what torch has to say about them depends on its version."""
+
+
+def _listed(params: Any) -> Any:
+    if isinstance(params, Tensor):
+        return [params]
+    return params if isinstance(params, UNORDERED) else list(params)
 
 
 _said = False

@@ -34,7 +34,7 @@ class Scope:
         """How many parts each tensor has."""
         if self.axes is None:
             return [1] * len(params)
-        return [math.prod(p.shape[a] for a in self.axes) for p in params]
+        return [math.prod([p.shape[a] for a in self.axes]) for p in params]  # a list: torch 2.15 does not compile a generator here
 
 
 SCOPES = {
@@ -186,7 +186,7 @@ def _blocked_norm(p: Tensor) -> Tensor:
 def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
     kept = {a % p.dim() for a in axes}
     dims = [d for d in range(p.dim()) if d not in kept]
-    count = math.prod(p.shape[d] for d in dims)
+    count = math.prod([p.shape[d] for d in dims])
     if not p.is_cpu or count <= BLOCK or torch.is_grad_enabled():
         return torch.linalg.vector_norm(p, dim=dims, keepdim=True, dtype=_accumulate(p.dtype))
     longest = max(dims, key=lambda d: p.shape[d])  # summed in pieces of about BLOCK elements, and these in float64
