@@ -20,6 +20,7 @@ test: $(READY)  ## lint, types, tests, doctests
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-all: test  ## and the slow tests, some of which need more packages
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m pytest -n 2 -m slow
 
 bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios

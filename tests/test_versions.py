@@ -17,7 +17,7 @@ def test_every_row_passed():
 
 
 def test_the_range_of_torch_begins_with_the_oldest_tested():
-    oldest = min((tuple(map(int, row["torch"].split("."))) for row in TESTED))
+    oldest = min(tuple(map(int, row["torch"].split("."))) for row in TESTED)
     assert f'"torch>={oldest[0]}.{oldest[1]}"' in PROJECT
 
 

@@ -51,7 +51,9 @@ def try_out(distribution: Path) -> None:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         subprocess.run([python, "-W", "ignore", "-c", SMOKE], check=True, cwd=folder, env=env)
         command = subprocess.run([str(Path(folder) / "bin/normcontrol")], cwd=folder, env=env, capture_output=True, text=True)
-        assert "pip install 'normcontrol[lab]'" in command.stderr, f"the command without its extra should say what it needs: {command.stderr}"
+        assert "pip install 'normcontrol[lab]'" in command.stderr, (
+            f"the command without its extra should say what it needs: {command.stderr}"
+        )
         print(f"{distribution.name}: installs, trains, and is typed")
 
 

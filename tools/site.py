@@ -16,10 +16,10 @@ LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 HIGHLIGHT = {".py": "python", ".json": "json", ".toml": "toml", ".txt": "text", ".yml": "yaml"}
 MODULES = {
     "Optimizers": ["normcontrol.AdamWN", "normcontrol.NormControl", "normcontrol.Reading", "normcontrol.param_groups"],
-    "Schedules": [f"normcontrol.{n}" for n in "Schedule constant linear cosine piecewise trace lr_times eta_times".split()],
+    "Schedules": [f"normcontrol.{n}" for n in ["Schedule", "constant", "linear", "cosine", "piecewise", "trace", "lr_times", "eta_times"]],
     "Record, replay, average": ["normcontrol.NormTrace", "normcontrol.reproject_"],
-    "Laws": [f"normcontrol.law.{n}" for n in "proportional upper_bound lower_bound projection".split()],
-    "JAX": [f"normcontrol.optax.{n}" for n in "control_norm adamwn norms NormControlState Reading".split()],
+    "Laws": [f"normcontrol.law.{n}" for n in ["proportional", "upper_bound", "lower_bound", "projection"]],
+    "JAX": [f"normcontrol.optax.{n}" for n in ["control_norm", "adamwn", "norms", "NormControlState", "Reading"]],
 }
 
 

@@ -20,14 +20,30 @@ RESULTS, PAGE = ROOT / "results/versions.json", ROOT / "docs/versions.md"
 MATRIX = [("3.10", "2.6.0"), ("3.11", "2.13.0"), ("3.12", "2.11.0"), ("3.13", "2.15.0")]
 """Python and torch: the oldest, the pinned, the one of the GPU measurements, the newest."""
 
-CORE = """adamw_equality amp_compile bad_input contract folded law policy precision reference resume schedule telemetry wrapping""".split()
+CORE = [
+    "adamw_equality",
+    "amp_compile",
+    "bad_input",
+    "contract",
+    "folded",
+    "law",
+    "policy",
+    "precision",
+    "reference",
+    "resume",
+    "schedule",
+    "telemetry",
+    "wrapping",
+]
 NEEDS = ["numpy", "matplotlib", "pytest", "pytest-xdist", "hypothesis", "expecttest", "pytorch_optimizer", "schedulefree"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", nargs="*", metavar="PYTHON", help="these Pythons alone, such as 3.10; the others keep their results")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="make the environments here and leave them; by default they are deleted")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="make the environments here and leave them; by default they are deleted"
+    )
     asked = parser.parse_args()
     unknown = set(asked.only or ()) - {python for python, _ in MATRIX}
     if unknown:
