@@ -18,6 +18,7 @@ MODULES = {
     "Optimizers": ["normcontrol.AdamWN", "normcontrol.NormControl", "normcontrol.Reading", "normcontrol.param_groups"],
     "Schedules": [f"normcontrol.{n}" for n in ["Schedule", "constant", "linear", "cosine", "piecewise", "trace", "lr_times", "eta_times"]],
     "Record, replay, average": ["normcontrol.NormTrace", "normcontrol.reproject_"],
+    "Prediction, recipes, published methods": ["normcontrol.predict", "normcontrol.recipes", "normcontrol.methods"],
     "Laws": [f"normcontrol.law.{n}" for n in ["proportional", "upper_bound", "lower_bound", "projection"]],
     "JAX": [f"normcontrol.optax.{n}" for n in ["control_norm", "adamwn", "norms", "NormControlState", "Reading"]],
 }
