@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quickstart test test-all bench docs gpu-test clean
+.PHONY: demo quickstart test test-all test-versions bench dist docs figures gpu-test clean
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
 demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and the control that matters
@@ -20,6 +20,7 @@ test: $(READY)  ## lint, types, tests, doctests
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-all: test  ## and the slow tests, some of which need more packages
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m pytest -n 2 -m slow
 
 bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
@@ -30,12 +31,27 @@ bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
 	$(BIN)/python benchmarks/sharded.py --json results/sharded.json
 	$(BIN)/python benchmarks/methods.py --json results/methods_cpu.json
 
-docs: $(READY)  ## draw the figures of the documentation anew
+docs: $(READY)  ## the documentation as a site, in site/; a broken link is an error
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html, or: $(BIN)/python -m http.server --directory site"
+
+figures: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python docs/figures/make_figures.py
 	$(BIN)/python examples/quickstart.py --figure docs/figures/quickstart.png
 	$(BIN)/python examples/grokking.py --figure docs/figures/grokking.png
 	$(BIN)/python docs/make_results.py
 	$(BIN)/python benchmarks/predict.py --draw results/predict_tiny.json --figure docs/figures/predict.png
+
+dist: $(READY)  ## wheel and sdist, checked, and each installed and tried in a clean environment
+	rm -rf dist
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dist]'
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tools/dist.py dist/*
+
+test-versions:  ## the core tests on the oldest, the pinned and the newest torch; downloads gigabytes, and deletes them
+	$(PYTHON) tools/versions.py
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
 	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -l 'mark\.cuda' tests/test_*.py)

@@ -97,6 +97,12 @@ def test_every_page_is_in_the_index():
     assert {p.name for p in (ROOT / "docs").glob("*.md")} - {"README.md"} == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
 
 
+def test_every_page_is_in_the_navigation_of_the_site():
+    named = re.findall(r"^ +- .+: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    made = ["changes.md", "index.md", "reference.md"]  # by tools/site.py
+    assert sorted(named) == sorted([p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md"] + made)
+
+
 def run(*command: str, cwd: Path) -> str:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *command], cwd=cwd, env=env, check=True, capture_output=True, text=True, timeout=120).stdout

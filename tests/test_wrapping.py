@@ -24,6 +24,12 @@ def matrices(model):
     return [p for p in model.parameters() if p.dim() >= 2]
 
 
+def muon(params):
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip(f"torch {torch.__version__} has no Muon yet")
+    return torch.optim.Muon([p for p in params if p.dim() == 2], lr=1e-2, weight_decay=0.0)
+
+
 def eight_bit_adamw(params):
     low_bit = pytest.importorskip("torchao.optim")
     return low_bit.AdamW8bit(params, lr=1e-2, weight_decay=0.0, block_size=32)
@@ -33,7 +39,7 @@ MAKERS = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "RMSprop": lambda params: torch.optim.RMSprop(params, lr=1e-2),
     "Adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
-    "Muon": lambda params: torch.optim.Muon([p for p in params if p.dim() == 2], lr=1e-2, weight_decay=0.0),
+    "Muon": muon,
     "LBFGS": lambda params: torch.optim.LBFGS(params, lr=1e-2, max_iter=3),
     "AdamWScheduleFree": lambda params: schedulefree.AdamWScheduleFree(params, lr=1e-2),
     "Lion": lambda params: pytorch_optimizer.Lion(params, lr=1e-3, weight_decay=0.0),

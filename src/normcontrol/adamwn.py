@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from normcontrol.control import NormControl
 from normcontrol.folded import FoldedWeights, fold, folding
 from normcontrol.fused import Plan, Unfit, unfuse, why_not
 from normcontrol.policy import marks_of_decay
-from normcontrol.schedule import Value
+from normcontrol.schedule import Value, is_jax
 from normcontrol.sharding import Gradients, is_mixed, local
 
 
@@ -195,18 +195,34 @@ class AdamWN(NormControl):
 
 def _look_at(params: ParamsT, fused: bool | None, foreach: bool | None, differentiable: bool) -> tuple[Any, str | None]:
     """The parameters, which may be given as generators, and why they do not go through the Triton kernels, if so."""
-    if isinstance(params, Tensor):
-        return params, "a tensor is not a list of parameters"  # which torch refuses better
-    groups: list[Any] = [dict(g, params=_listed(g["params"])) if isinstance(g, dict) and "params" in g else g for g in params]
+    if isinstance(params, dict):
+        _refuse_jax(params.values())
+    if isinstance(params, (Tensor, dict)):
+        return params, "this is not a list of parameters"  # which torch refuses better
+    groups: Any = [dict(g, params=_listed(g["params"])) if isinstance(g, dict) and "params" in g else g for g in _listed(params)]
+    if isinstance(params, UNORDERED):
+        groups = params
     if fused is False or foreach or differentiable:
         return groups, "fused=False, foreach=True or differentiable=True asked for it"
     given = [item for g in groups for item in (g["params"] if isinstance(g, dict) and "params" in g else [g])]
     tensors = [item[1] if isinstance(item, tuple) else item for item in given]
+    _refuse_jax(tensors)
     return groups, why_not([t for t in tensors if isinstance(t, Tensor)])
 
 
-def _listed(params: Any) -> list[Any]:
-    return [params] if isinstance(params, Tensor) else list(params)
+def _refuse_jax(params: Iterable[Any]) -> None:
+    if any(is_jax(p) for p in params):
+        raise TypeError("The params hold a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn.")
+
+
+UNORDERED = (set, frozenset)
+"""Passed on as they are: what torch has to say about them depends on its version."""
+
+
+def _listed(params: Any) -> Any:
+    if isinstance(params, Tensor):
+        return [params]
+    return params if isinstance(params, UNORDERED) else list(params)
 
 
 _said = False

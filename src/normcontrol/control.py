@@ -112,7 +112,7 @@ class NormControl(Optimizer):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"NormControl wraps a torch.optim.Optimizer, but got {type(optimizer).__name__}. Construct the optimizer first: "
-                "NormControl(torch.optim.SGD(model.parameters(), lr=0.1))."
+                "NormControl(torch.optim.SGD(model.parameters(), lr=0.1)). In JAX, put normcontrol.optax.control_norm last in the chain."
             )
         if isinstance(optimizer, NormControl):
             raise TypeError("The optimizer is under norm control already; give its settings there, by group if need be.")

@@ -306,10 +306,22 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 }
 
 
+def is_jax(given: Any) -> bool:
+    """Whether this comes from JAX or optax, told by its home and not by importing them."""
+    home = getattr(given, "__module__", None) if callable(given) else type(given).__module__
+    return str(home).partition(".")[0] in ("jax", "jaxlib", "optax")
+
+
 def as_schedule(given: Value) -> float | Schedule:
     """A number stays a number, a function becomes a schedule."""
     if isinstance(given, Schedule):
         return given
+    if is_jax(given):
+        what = "an optax schedule" if callable(given) else "a JAX array"
+        raise TypeError(
+            f"{given!r} is {what}, and this is torch: give a number or a schedule of normcontrol, such as linear(1.0, 2.0, steps=2500). "
+            "For JAX there is normcontrol.optax."
+        )
     if callable(given) and not isinstance(given, Tensor):
         return custom(given)
     return float(given)

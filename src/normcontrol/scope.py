@@ -34,7 +34,7 @@ class Scope:
         """How many parts each tensor has."""
         if self.axes is None:
             return [1] * len(params)
-        return [math.prod(p.shape[a] for a in self.axes) for p in params]
+        return [math.prod([p.shape[a] for a in self.axes]) for p in params]  # a list: torch 2.15 does not compile a generator here
 
 
 SCOPES = {
@@ -66,16 +66,18 @@ def parse_scope(given: Any) -> Scope:
     )
 
 
-def check_axes(scope: Scope, name: str, param: Tensor) -> None:
+def check_axes(
+    scope: Scope, name: str, param: Any, advice: str = "Put it into a group with scope='tensor', or leave it out with controlled=False"
+) -> None:
     """Refuse a tensor that does not have the axes the scope asks for, or would have a norm per single element."""
     axes = scope.axes
     if axes is None:
         return
-    wrong = any(not -param.dim() <= a < param.dim() for a in axes)
-    if wrong or len({a % param.dim() for a in axes}) == param.dim():
+    wrong = any(not -param.ndim <= a < param.ndim for a in axes)
+    if wrong or len({a % param.ndim for a in axes}) == param.ndim:
         raise ValueError(
             f"scope={scope.name!r} needs a tensor with axes {axes} and at least one more to take a norm over, but {name} has "
-            f"shape {tuple(param.shape)}. Put it into a group with scope='tensor', or leave it out with controlled=False."
+            f"shape {tuple(param.shape)}. {advice}."
         )
 
 
@@ -184,7 +186,7 @@ def _blocked_norm(p: Tensor) -> Tensor:
 def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
     kept = {a % p.dim() for a in axes}
     dims = [d for d in range(p.dim()) if d not in kept]
-    count = math.prod(p.shape[d] for d in dims)
+    count = math.prod([p.shape[d] for d in dims])
     if not p.is_cpu or count <= BLOCK or torch.is_grad_enabled():
         return torch.linalg.vector_norm(p, dim=dims, keepdim=True, dtype=_accumulate(p.dtype))
     longest = max(dims, key=lambda d: p.shape[d])  # summed in pieces of about BLOCK elements, and these in float64

@@ -341,7 +341,7 @@ def _parts_here(param: Tensor, scope: Scope) -> tuple[int, Tensor]:
     if scope.axes is None:
         return 1, torch.arange(1)
     kept = sorted({a % param.dim() for a in scope.axes})
-    grid = torch.arange(math.prod(param.shape[d] for d in kept)).view([param.shape[d] for d in kept])
+    grid = torch.arange(math.prod([param.shape[d] for d in kept])).view([param.shape[d] for d in kept])
     size = grid.numel()
     if is_dtensor(param) and _split_by(param):
         places = _places(param)

@@ -1,10 +1,21 @@
+"""The way in: the command ``normcontrol``, and ``python -m normcontrol.lab``. Without the extra it says what it needs."""
+
 import sys
 
-from normcontrol.lab import study_command
 
-if sys.argv[1:] and sys.argv[1] in study_command.COMMANDS:  # these need fewer packages than the rest
-    sys.exit(study_command.main(sys.argv[1:]))
+def main() -> int:
+    try:
+        from normcontrol.lab import study_command
 
-from normcontrol.lab.cli import main
+        if sys.argv[1:] and sys.argv[1] in study_command.COMMANDS:  # these need fewer packages than the rest
+            return study_command.main(sys.argv[1:])
+        from normcontrol.lab.cli import main as run
+    except ModuleNotFoundError as missing:
+        if str(missing.name).startswith("normcontrol"):
+            raise
+        sys.exit(f"The laboratory needs {missing.name}, which is not installed: pip install 'normcontrol[lab]'.")
+    return run()
 
-sys.exit(main())
+
+if __name__ == "__main__":
+    sys.exit(main())

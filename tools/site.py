@@ -1,0 +1,82 @@
+"""What MkDocs does not do by itself, so that one set of pages reads well in a checkout and as a site.
+
+The pages link to the README and to files of the source tree. On the site the README is the front page, and every file
+that a page links to becomes a page that shows it, so that no link leaves the site and none is broken. The reference is made
+of the public names. Used by mkdocs.yml.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+HIGHLIGHT = {".py": "python", ".json": "json", ".toml": "toml", ".txt": "text", ".yml": "yaml"}
+MODULES = {
+    "Optimizers": ["normcontrol.AdamWN", "normcontrol.NormControl", "normcontrol.Reading", "normcontrol.param_groups"],
+    "Schedules": [f"normcontrol.{n}" for n in ["Schedule", "constant", "linear", "cosine", "piecewise", "trace", "lr_times", "eta_times"]],
+    "Record, replay, average": ["normcontrol.NormTrace", "normcontrol.reproject_"],
+    "Prediction, recipes, published methods": ["normcontrol.predict", "normcontrol.recipes", "normcontrol.methods"],
+    "Laws": [f"normcontrol.law.{n}" for n in ["proportional", "upper_bound", "lower_bound", "projection"]],
+    "JAX": [f"normcontrol.optax.{n}" for n in ["control_norm", "adamwn", "norms", "NormControlState", "Reading"]],
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are not in docs/: the front page, the changes, the reference, and the files linked to."""
+    files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
+    files.append(File.generated(config, "changes.md", content=(ROOT / "CHANGELOG.md").read_text()))
+    files.append(File.generated(config, "reference.md", content=reference()))
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    for name in sorted({name for page in pages for name in linked(page) if name not in ("README.md", "CHANGELOG.md")}):
+        files.append(File.generated(config, f"source/{name}.md", content=shown(name)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links as they are on the site."""
+    folder = ROOT if page.file.src_uri in ("index.md", "changes.md") else ROOT / "docs"
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+
+    def moved(link: re.Match[str]) -> str:
+        target = link[2]
+        if re.match(r"\w+:", target):
+            return link[0]
+        return f"{link[1]}{place(folder, target)}{link[3] or ''}{link[4]}"
+
+    return LINK.sub(moved, markdown)
+
+
+def place(folder: Path, target: str) -> str:
+    """Where a file of the checkout is on the site."""
+    path = (folder / target).resolve().relative_to(ROOT).as_posix()
+    fixed = {"README.md": "index.md", "docs/README.md": "index.md", "docs": "index.md", "CHANGELOG.md": "changes.md"}
+    if path in fixed:
+        return fixed[path]
+    return path.removeprefix("docs/") if path.startswith("docs/") and not path.endswith(".py") else f"source/{path}.md"
+
+
+def linked(page: Path) -> set[str]:
+    """The files outside docs/ that a page links to."""
+    found = set()
+    for link in LINK.finditer(page.read_text()):
+        file = (page.parent / link[2]).resolve()
+        if not re.match(r"\w+:", link[2]) and file.is_file() and (not file.is_relative_to(ROOT / "docs") or file.suffix == ".py"):
+            found.add(file.relative_to(ROOT).as_posix())
+    return found
+
+
+def shown(name: str) -> str:
+    path = ROOT / name
+    return f"# {name}\n\n````{HIGHLIGHT.get(path.suffix, 'text')}\n{path.read_text()}````\n"
+
+
+def reference() -> str:
+    """The page that mkdocstrings fills from the docstrings."""
+    parts = ["# API from the source", "The docstrings, as they stand in the code. [By example](api.md) is the shorter way in."]
+    for heading, names in MODULES.items():
+        parts += [f"## {heading}", *(f"::: {name}" for name in names)]
+    return "\n\n".join(parts) + "\n"
