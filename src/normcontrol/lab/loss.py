@@ -36,7 +36,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 if triton is not None:
 
     @triton.jit
-    def _forward(logits, targets, losses, sums, vocab, BLOCK: tl.constexpr):
+    def _forward(logits, targets, losses, sums, vocab, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         """The log of the sum of exponentials of one row, in one pass: every lane has a largest value and a sum of its own."""
         row = tl.program_id(0).to(tl.int64)
         target = tl.load(targets + row)
@@ -55,7 +55,7 @@ if triton is not None:
         tl.store(losses + row, tl.where(target >= 0, log_sum - right, 0.0))
 
     @triton.jit
-    def _backward(logits, targets, sums, grads, out, vocab, BLOCK: tl.constexpr):
+    def _backward(logits, targets, sums, grads, out, vocab, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         """The gradient of a part of a row: its softmax, less one at the target."""
         row = tl.program_id(0).to(tl.int64)
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
