@@ -13,11 +13,12 @@ from normcontrol.lab.folder import CONFIG
 from normcontrol.lab.train import train
 
 
-def torchrun(out, processes: int = 2, *flags: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "normcontrol.lab", "train", "--resume", str(out), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+def torchrun(out, *command: str) -> str:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = command or ("train", "--resume", str(out))
+    done = subprocess.run([*launcher, "-m", "normcontrol.lab", *command], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def losses(out):
@@ -59,3 +60,15 @@ def test_processes_without_a_common_folder_are_refused(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     assert main(["train"]) == 1
     assert "each would choose a folder of its own: give one as --out" in capsys.readouterr().err
+
+
+def test_a_challenge_on_two_processes_is_that_of_one(config, tmp_path):
+    sizes = {"layers": 1, "heads": 2, "width": 32, "context": 32, "tokens_per_step": 256, "micro_batch": 4, "steps": 8, "warmup": 2}
+    flags = {**sizes, "data": config.data.data, "ramp": 3, "eval_every": 4, "log_every": 1, "device": "cpu"}
+    command = ["challenge", "--arms", "adamwn", *(f"--{key.replace('_', '-')}={value}" for key, value in flags.items())]
+    assert main([*command, "--out", str(tmp_path / "one")]) == 0
+    said = torchrun(tmp_path / "two", *command, "--out", str(tmp_path / "two"))
+    assert said.count("The page with the four panels is") == 1
+    for arm in (tmp_path / "one").glob("**/metrics.jsonl"):
+        twin = tmp_path / "two" / arm.parent.relative_to(tmp_path / "one")
+        assert losses(twin) == pytest.approx(losses(arm.parent), abs=1e-5)

@@ -201,7 +201,7 @@ class Hub:
         self.files = files
 
     def dataset_info(self, name, revision=None):
-        if name != "someone/texts":
+        if name not in ("someone/texts", "Skylion007/openwebtext"):
             raise ConnectionError("no route")
         siblings = [type("File", (), {"rfilename": f}) for f in ("README.md", *self.files)]
         return type("Info", (), {"sha": revision or "c0ffee", "siblings": siblings})
@@ -220,6 +220,7 @@ def test_a_hugging_face_dataset_is_its_parquet_files_at_a_revision(tmp_path, mon
     assert manifest["source"] == "hf:someone/texts@abc123"
     assert manifest["documents"] == 50
     assert corpus.source("hf:someone/texts").name == "hf:someone/texts@c0ffee"
+    assert corpus.source("openwebtext").name == corpus.OPENWEBTEXT  # the revision asked for is the pinned one
     assert "could not be fetched (ConnectionError: no route). Go online" in refusal(lambda: corpus.source("hf:nobody/nothing"))
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub([]))
     assert "has no parquet files" in refusal(lambda: corpus.source("hf:someone/texts"))

@@ -124,8 +124,8 @@ class Prepare:
     """Turn text into shards of tokens to train on. Stopped and started again, it goes on where it was."""
 
     source: tyro.conf.Positional[str]
-    """A text, jsonl or parquet file, a folder of those, "python" for the standard library, or hf:OWNER/NAME@REVISION for a Hugging Face
-    dataset's parquet files. (nanoGPT's train.bin and val.bin need no preparing: give their folder to --data.)"""
+    """A text, jsonl or parquet file, a folder of those, "python" for the standard library, "openwebtext", or hf:OWNER/NAME@REVISION for
+    a Hugging Face dataset's parquet files. (nanoGPT's train.bin and val.bin need no preparing: give their folder to --data.)"""
     out: Path
     """Folder for the shards and their manifest."""
     tokenizer: str = "gpt2"

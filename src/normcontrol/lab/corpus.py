@@ -98,10 +98,16 @@ def cut(blocks: Iterator[str]) -> Iterator[str]:
         yield held
 
 
+OPENWEBTEXT = "hf:Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c80cb619b"
+"""The paper's data as parquet, at the revision that completed its 80 files."""
+
+
 def source(given: str, column: str = "text") -> Source:
-    """The source that a person named: "python", "hf:owner/name@revision", a file, or a folder."""
+    """The source that a person named: "python", "openwebtext", "hf:owner/name@revision", a file, or a folder."""
     if given == "python":
         return embedded()
+    if given == "openwebtext" and not Path(given).exists():
+        given = OPENWEBTEXT
     if given.startswith("hf:"):
         return hugging_face(given[3:], column)
     path = Path(given).expanduser()
