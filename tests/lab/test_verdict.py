@@ -112,6 +112,17 @@ def test_missing_corrupt_and_foreign_files_are_named():
     assert "1 files in results/fake are of other settings" in judge(WithForeign(Study("s", two_arms), of)).flags[0]
 
 
+def test_runs_of_several_devices_or_revisions_are_said():
+    def of(cell):
+        made = outcome()(cell)
+        made.environment.update({"revision": "1" * 40, "device": "another"} if cell.seed else {})
+        return made
+
+    flags = judge(FakeLedger(Study("s", two_arms), of)).flags
+    assert flags[0] == "The runs are of 2 devices: a device, another."
+    assert flags[1].startswith("The runs are of 2 revisions of the source: 000000000000")
+
+
 def test_nothing_run_is_said():
     assert judge(FakeLedger(Study("s", two_arms), lambda cell: None)).sentences() == ["Nothing was run yet."]
 

@@ -124,6 +124,7 @@ def judge(ledger: Ledger) -> Verdict:
     missing = sum(done.of(cell) is None for cell in cells)
     if missing:
         flags.append(f"{missing} cells are not run yet.")
+    flags += _mixed(done[i] for i in known)
     losses = sorted({key for i in known for key in done[i].final if key.startswith("val_loss")}) or ["val_loss"]
     arms = list(dict.fromkeys(cell.arm for cell in cells))
     chosen = {arm: trial for arm in arms if (trial := evidence.chosen(arm)) is not None}
@@ -142,6 +143,17 @@ def judge(ledger: Ledger) -> Verdict:
         rows.append(row)
     flags += _counts(rows, base)
     return Verdict(study, ledger.scale, rows, flags, [(claim, claim.rule(evidence)) for claim in study.claims], losses)
+
+
+def _mixed(records: Iterable[Record]) -> list[str]:
+    """Runs that come from several devices or revisions of the source can differ in their rounding."""
+    environments = [record.environment for record in records]
+    flags = []
+    for what, key in (("devices", "device"), ("revisions of the source", "revision")):
+        found = sorted({str(e.get(key))[:40].rstrip("+") for e in environments})
+        if len(found) > 1:
+            flags.append(f"The runs are of {len(found)} {what}: {', '.join(name[:24] for name in found)}.")
+    return flags
 
 
 def _compared(row: Row, base: Trial, losses: Iterable[str]) -> Row:
