@@ -1,6 +1,5 @@
 """The documentation site builds strictly, and every link in it leads to a page of it."""
 
-import doctest
 import importlib
 import os
 import re
@@ -48,15 +47,14 @@ def test_the_reference_has_every_public_name_with_its_docstring(site):
     for name in normcontrol.__all__:
         assert re.search(rf'id="normcontrol\.{name}"', page), name
     assert "AdamW with weight norm control in place of weight decay" in page
-    assert ":class:" not in page
+    assert ":class:<code>" not in page  # it may stand in the source that is shown
 
 
 def test_docstrings_become_markdown():
     pytest.importorskip("griffe")
     sys.path.insert(0, str(ROOT / "tools"))
     try:
-        found = doctest.testmod(importlib.import_module("docstrings"))
+        as_markdown = importlib.import_module("docstrings").as_markdown
     finally:
         sys.path.pop(0)
-    assert found.attempted > 0
-    assert found.failed == 0
+    assert as_markdown("See :class:`A`.\n\n>>> 1 + 1\n2\n\nThe end.") == "See `A`.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nThe end."

@@ -9,16 +9,7 @@ DOCTEST = re.compile(r"(?:^[ \t]*>>> .*\n?(?:^[ \t]*(?!>>>)\S.*\n?)*)+", re.M)
 
 
 def as_markdown(text: str) -> str:
-    """
-    >>> print(as_markdown("See :class:`A`.\\n\\n>>> 1 + 1\\n2\\n"))
-    See `A`.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
-    <BLANKLINE>
-    """
+    """See ``tests/test_site.py`` for what becomes of what."""
     text = re.sub(r":(?:class|func|meth|data|mod):`~?([^`]+)`", r"`\1`", text)
     return DOCTEST.sub(lambda block: f"```pycon\n{block[0].rstrip()}\n```\n", text)
 
