@@ -23,7 +23,7 @@ STEPS, LR = 200, 3e-3
 
 
 def double_precision():
-    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()  # its name before JAX 0.8
+    return jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64()  # its older name
 
 
 def params_of(dtype=torch.float32):
