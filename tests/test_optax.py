@@ -309,7 +309,6 @@ class TestBadInput:
             ({"scope": "group"}, "scope='group': optax has no parameter groups. Give each label of optax.partition"),
             ({"scope": "model"}, "scope='model' is not known: give one of 'global'"),
         ],
-        ids=str,
     )
     def test_settings_that_cannot_be(self, settings, sentence):
         with pytest.raises(ValueError, match=sentence):

@@ -63,7 +63,6 @@ class GPT(nn.Module):
     """The model; ``vocab`` is the number of rows of the embedding.
 
         >>> from normcontrol.lab.config import Model
-    from normcontrol.lab.loss import cross_entropy
         >>> with torch.device("meta"):
         ...     gpt2 = GPT(Model(), vocab=50304)
         >>> matrices = [p for p in gpt2.parameters() if p.dim() >= 2]
