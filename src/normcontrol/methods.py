@@ -315,6 +315,8 @@ def muonh(
     for name, p in (_named(item) for group in controlled for item in group["params"]):
         if p.dim() != 2:
             raise ValueError(f"MuonH holds matrices, but {name} has shape {tuple(p.shape)}. Leave it to Adam with controlled=False.")
+    if not hasattr(torch.optim, "Muon"):
+        raise ImportError(f"MuonH is built on torch.optim.Muon, which torch {torch.__version__} does not have yet. Use torch 2.9 or later.")
     muon = torch.optim.Muon(controlled, lr=lr, weight_decay=0.0, momentum=momentum)
     held = NormControl(muon, ratio=1.0, law="projection", scope="tensor", relative_step=lr_times(1.0))
     return [held, *([Adam(rest, adam_lr, betas)] if rest else [])]
