@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from record import write
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -117,14 +115,6 @@ def table(results: list[dict[str, Any]]) -> str:
     )
 
 
-def machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    load = os.getloadavg()[0]  # at the end: what is above the 4 processes of this benchmark was somebody else's
-    return {"cpu": cpu, "cores": os.cpu_count(), "load": load, "python": platform.python_version(), "torch": torch.__version__}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="small shapes and few repeats, to see that everything runs")
@@ -136,10 +126,7 @@ def main() -> None:
     else:
         results = [run("GPT 10M", gpt_shapes(256, 8, 16384), args.repeats), run("GPT 86M", gpt_shapes(768, 9, 29000), args.repeats)]
     print(table(results))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        command = " ".join(["python", *sys.argv])
-        args.json.write_text(json.dumps({"command": command, "machine": machine(), "results": results}, indent=2) + "\n")
+    write(args.json, results)
 
 
 if __name__ == "__main__":

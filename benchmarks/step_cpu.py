@@ -11,17 +11,14 @@ What a training run costs lies between the two.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import write
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -136,15 +133,6 @@ def table(results: list[dict[str, Any]]) -> str:
     )
 
 
-def machine() -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next((line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")), cpu)
-    load = os.getloadavg()[0]  # at the end: what is above the threads of this benchmark was somebody else's
-    return {"cpu": cpu, "threads": torch.get_num_threads(), "load": load, "python": platform.python_version(), "torch": torch.__version__}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="small shapes and few repeats, to see that everything runs")
@@ -167,10 +155,7 @@ def main() -> None:
     )
     print(f"alone, norm {big['norm_alone_ms']:.1f} ms and scaling {big['scale_alone_ms']:.1f} ms. ", end="")
     print(f"The fused step reads {adam:.0f} GB/s, the norm {norm:.0f} GB/s, the scaling {scale:.0f} GB/s.")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        command = " ".join(["python", *sys.argv])
-        args.json.write_text(json.dumps({"command": command, "machine": machine(), "results": results}, indent=2) + "\n")
+    write(args.json, results)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import tyro
 from normcontrol import __version__
 from normcontrol.lab import study_command
 from normcontrol.lab.config import PRESETS, Config, preset
-from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.errors import LabError, nearest, told
 
 T = TypeVar("T")
 OneOfPresets = Annotated[str, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")]
@@ -274,16 +274,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] == "--version":
         print(f"normcontrol {__version__}")
         return 0
-    try:
-        if args[0] not in COMMANDS:
-            raise LabError(f"There is no command {args[0]!r}. {nearest(args[0], COMMANDS)}")
-        return COMMANDS[args[0]][0](args[1:])
-    except LabError as error:
-        print(f"normcontrol: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("normcontrol: stopped.", file=sys.stderr)
-        return 130
+    return told(lambda: run(args[0], args[1:]))
+
+
+def run(name: str, args: Sequence[str]) -> int:
+    if name not in COMMANDS:
+        raise LabError(f"There is no command {name!r}. {nearest(name, COMMANDS)}")
+    return COMMANDS[name][0](args)
 
 
 def say(text: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
 
 class LabError(Exception):
@@ -22,3 +23,15 @@ def nearest(given: str, known: Iterable[str]) -> str:
     lower = {name.lower(): name for name in names}
     close = [lower[match] for match in difflib.get_close_matches(given.lower(), lower, n=3, cutoff=0.6)]
     return f"Did you mean {' or '.join(close)}?" if close else f"Known are {', '.join(names)}."
+
+
+def told(command: Callable[[], int]) -> int:
+    """Run a command; what cannot be done is said in a sentence, without a traceback. The exit status."""
+    try:
+        return command()
+    except LabError as error:
+        print(f"normcontrol: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("normcontrol: stopped.", file=sys.stderr)
+        return 130

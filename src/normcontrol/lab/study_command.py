@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.errors import LabError, nearest, told
 from normcontrol.lab.ledger import STUDY, begin, open_folder
 from normcontrol.lab.study import SCALES
 
@@ -127,14 +126,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        return COMMANDS[argv[0]][0](argv[1:])
-    except LabError as error:
-        print(f"normcontrol: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("normcontrol: stopped.", file=sys.stderr)
-        return 130
+    return told(lambda: COMMANDS[argv[0]][0](argv[1:]))
 
 
 def _parser(command: str, about: str) -> argparse.ArgumentParser:
