@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def execute(path: str) -> str:
     """A script as torchrun would start it, in a process group that is there already; what it prints."""
     dist.init_process_group = lambda *_, **__: None
     dist.destroy_process_group = lambda *_, **__: None
+    tempfile.tempdir = None  # the process that this one was forked from may have looked where files go already
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(path, run_name="__main__")
     return printed.getvalue()
