@@ -71,7 +71,8 @@ def _public(environment: dict[str, Any]) -> dict[str, Any]:
     """What readers elsewhere need of a run's environment: no paths of the machine."""
     if not environment:
         return {}
-    where = {"command": ["normcontrol", *environment["command"][1:]], "platform": environment["platform"].split("-")[0]}
+    said = [Path(word).name if word.startswith("/") else word for word in environment["command"][1:]]
+    where = {"command": ["normcontrol", *said], "platform": environment["platform"].split("-")[0]}
     return {**environment, **where, "data": {**environment["data"], "folder": Path(environment["data"]["folder"]).name}}
 
 
