@@ -31,7 +31,7 @@ def test_every_python_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # traced, but not built: seconds
-    monkeypatch.setattr("normcontrol.adamwn._said", False)
+    monkeypatch.setattr("normcontrol.once.SAID", set())
     torch.manual_seed(0)
     namespace: dict = {"__name__": page.stem}
     text, printed = page.read_text(), ""

@@ -20,7 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from normcontrol import AdamWN, linear
-from normcontrol.integrations import huggingface, require
+from normcontrol.integrations import require
 from normcontrol.integrations.huggingface import adamwn, log_norms
 from normcontrol.trackers import controller, values
 
@@ -61,8 +61,7 @@ def assert_same(one, two) -> None:
 
 @pytest.fixture(autouse=True)
 def said_anew(monkeypatch):
-    monkeypatch.setattr(huggingface, "_said", set())
-    monkeypatch.setattr("normcontrol.adamwn._said", False)
+    monkeypatch.setattr("normcontrol.once.SAID", set())
 
 
 def test_trainer_reaches_the_norm_that_was_asked_for_and_resumes_bit_for_bit(tmp_path):

@@ -386,7 +386,7 @@ class TestBadInput:
             AdamWN({"kernel": jnp.ones((2, 2))})
 
     def test_a_decay_that_is_not_used_is_said_once(self, monkeypatch):
-        monkeypatch.setattr("normcontrol.optax._said", False)
+        monkeypatch.setattr("normcontrol.once.SAID", set())
         with pytest.warns(UserWarning, match=r"adamwn does not decay: the value of weight_decay=0.1 is not used") as said:
             [adamwn(LR, weight_decay=0.1) for _ in range(2)]
         assert len(said) == 1

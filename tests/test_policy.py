@@ -8,7 +8,6 @@ from small import MATRICES, SmallModel, total_norm, train
 from torch import nn
 from torch.nn import Parameter
 
-import normcontrol.adamwn
 from normcontrol import AdamWN, NormControl, linear, param_groups
 
 OTHERS = ["up.bias", "norm.weight", "norm.bias", "down.bias", "head.bias"]
@@ -79,7 +78,7 @@ def test_a_group_can_say_for_itself_who_is_controlled():
 
 
 def test_adamwn_never_decays_and_says_once_that_the_value_is_not_used(monkeypatch):
-    monkeypatch.setattr(normcontrol.adamwn, "_said", False)
+    monkeypatch.setattr("normcontrol.once.SAID", set())
     with pytest.warns(UserWarning, match=r"AdamWN does not decay: weight_decay=0\.1 only marks which weights are controlled"):
         opt = AdamWN(split(SmallModel()))
     with warnings.catch_warnings():
@@ -93,7 +92,7 @@ def test_adamwn_never_decays_and_says_once_that_the_value_is_not_used(monkeypatc
 
 
 def test_the_default_decay_of_adamw_says_nothing(monkeypatch):
-    monkeypatch.setattr(normcontrol.adamwn, "_said", False)
+    monkeypatch.setattr("normcontrol.once.SAID", set())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AdamWN(SmallModel().parameters())

@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 from normcontrol.control import NormControl
 from normcontrol.folded import FoldedWeights, fold, folding
 from normcontrol.fused import Plan, Unfit, unfuse, why_not
+from normcontrol.once import say_once
 from normcontrol.policy import marks_of_decay
 from normcontrol.schedule import Value, is_jax
 from normcontrol.sharding import Gradients, is_mixed, local
@@ -86,7 +87,13 @@ class AdamWN(NormControl):
         )
         marks = marks_of_decay(adam.param_groups, weight_decay)
         if weight_decay != 1e-2 or True in marks:
-            _say_decay_is_not_used(max(g["weight_decay"] for g in adam.param_groups))
+            decay = max(g["weight_decay"] for g in adam.param_groups)
+            if decay:
+                say_once(
+                    "decay",
+                    f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are controlled, and its value is not used. "
+                    "The norm is set by ratio= and rate=.",
+                )
         for group, mark in zip(adam.param_groups, marks, strict=True):
             group.setdefault("controlled", mark)
             group["weight_decay"] = 0.0
@@ -223,17 +230,3 @@ def _listed(params: Any) -> Any:
     if isinstance(params, Tensor):
         return [params]
     return params if isinstance(params, UNORDERED) else list(params)
-
-
-_said = False
-
-
-def _say_decay_is_not_used(decay: float) -> None:
-    global _said
-    if decay and not _said:
-        _said = True
-        warnings.warn(
-            f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are controlled, and its value is not used. The "
-            "norm is set by ratio= and rate=.",
-            stacklevel=3,
-        )

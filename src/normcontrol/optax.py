@@ -7,12 +7,12 @@ is a pure function of arrays, so that jit, sharding and checkpoints need no help
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from normcontrol.once import say_once
 from normcontrol.schedule import Schedule
 from normcontrol.scope import Scope, check_axes, parse_scope
 
@@ -219,8 +219,12 @@ def adamwn(
     2.0
     """
     _refuse_torch("learning_rate", learning_rate)
-    if isinstance(weight_decay, (int, float)) and weight_decay != 1e-4:
-        _say_decay_is_not_used(weight_decay)
+    if isinstance(weight_decay, (int, float)) and weight_decay not in (0, 1e-4):
+        say_once(
+            "decay in optax",
+            f"adamwn does not decay: the value of weight_decay={weight_decay:g} is not used, and mask says who is controlled. The norm is "
+            "set by ratio= and rate=.",
+        )
     tx = optax.chain(
         optax.scale_by_adam(b1=b1, b2=b2, eps=eps, eps_root=eps_root, mu_dtype=mu_dtype, nesterov=nesterov),
         optax.scale_by_learning_rate(learning_rate),
@@ -389,17 +393,3 @@ def _refuse_torch(name: str, value: Any) -> None:
 def _refuse_torch_weights(params: Any) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
         _refuse_torch(f"params{jax.tree_util.keystr(path)}", leaf)
-
-
-_said = False
-
-
-def _say_decay_is_not_used(decay: float) -> None:
-    global _said
-    if decay and not _said:
-        _said = True
-        warnings.warn(
-            f"adamwn does not decay: the value of weight_decay={decay:g} is not used, and mask says who is controlled. The norm is set by "
-            "ratio= and rate=.",
-            stacklevel=3,
-        )

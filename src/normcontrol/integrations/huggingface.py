@@ -6,13 +6,13 @@ Accelerate alone needs nothing of this: ``accelerator.prepare`` takes an AdamWN 
 from __future__ import annotations
 
 import re
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 import normcontrol
 from normcontrol.integrations import require
+from normcontrol.once import say_once
 from normcontrol.sets import members_of
 from normcontrol.settings import TARGETS
 from normcontrol.trackers import layout, values
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 ZERO_AT_START = re.compile(r"\.lora_B\b|\.lora_embedding_A\b")
 """What PEFT's adapters start at zero, by name."""
-
-_said: set[str] = set()
 
 
 def adamwn(args: TrainingArguments, model: nn.Module | None = None, **settings: Any) -> tuple[type, dict[str, Any]]:
@@ -43,9 +41,10 @@ def adamwn(args: TrainingArguments, model: nn.Module | None = None, **settings: 
             weights have, as fine-tuning wants it; to train from scratch, ``ratio=linear(1, 2, steps=...)`` is the paper's.
     """
     if not args.weight_decay:
-        _say(
+        say_once(
+            "Trainer without decay",
             "TrainingArguments has weight_decay=0, which marks nothing: AdamWN controls the tensors with two or more dimensions. Any other "
-            "value makes it control exactly what Trainer would decay; the value itself is not used."
+            "value makes it control exactly what Trainer would decay; the value itself is not used.",
         )
     if not any(name in settings for name in TARGETS):
         settings["ratio"] = 1.0
@@ -86,10 +85,11 @@ def _with_names(groups: list[Group], model: nn.Module) -> list[Group]:
     free = [(names[id(p)], p) for group in groups for p in group["params"] if ZERO_AT_START.search(names[id(p)])]
     made = [_group(group, [(n, p) for p in group["params"] if not ZERO_AT_START.search(n := names[id(p)])]) for group in groups]
     if free:
-        _say(
+        say_once(
+            "adapters that start at zero",
             f"{free[0][0]} and {len(free) - 1} more are left alone: adapters start them at zero, so there is no initial norm to hold a "
             "ratio to. What is controlled is the other factor. To bound both, give AdamWN groups of your own, with an absolute rms= for "
-            "these."
+            "these.",
         )
         made.append({**_group(groups[0], free), "controlled": False})
     return made
@@ -125,9 +125,3 @@ def log_norms(trainer: Trainer) -> None:
     Trainer calls its reporters before any callback that it is given, so this one goes to the front.
     """
     trainer.callback_handler.callbacks.insert(0, NormCallback(trainer))
-
-
-def _say(sentence: str) -> None:
-    if sentence not in _said:
-        _said.add(sentence)
-        warnings.warn(sentence, stacklevel=3)
