@@ -23,7 +23,7 @@ import torch
 
 from normcontrol.lab.config import Config
 from normcontrol.lab.ledger import begin
-from normcontrol.lab.runner import Runner
+from normcontrol.lab.runner import Runner, cores
 from normcontrol.lab.studies.bases import base
 from normcontrol.lab.study import grid
 from normcontrol.lab.train import train
@@ -80,7 +80,10 @@ def main() -> None:
     print(f"wall time, study / runs alone: {overhead:.3f} (at most 1.05)")
     print(f"throughput, two workers / one: {speedup:.2f} (at least 1.7)")
     if asked.json:
-        asked.json.write_text(json.dumps({"overhead": overhead, "speedup": speedup, "seconds": times}, indent=2) + "\n")
+        command = f"python benchmarks/study.py --runs {asked.runs} --steps {asked.steps} --json {asked.json}"
+        machine = {"cores": cores(), "torch": torch.__version__}
+        found = {"command": command, "machine": machine, "overhead": overhead, "speedup": speedup, "seconds": times}
+        asked.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

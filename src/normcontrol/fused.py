@@ -115,6 +115,7 @@ class Bucket:
         self.xs = _addresses(self.max_exp_avg_sqs, self.device) if self.max_exp_avg_sqs else self.vs
         self.states = [self.adam_state[t] for t in self.params]
         self.p_at = [t.data_ptr() for t in held(self.params)]
+        self.strides = [t.stride() for t in held(self.params)]
         self.at = [t.data_ptr() for t in held(self.grads)]
         self.gs = _addresses(self.grads, self.device)
         self.host = torch.zeros(len(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda")  # for graph capture alone
@@ -134,9 +135,10 @@ class Bucket:
         dtype = self.grads[0].dtype
         if any(g is None or g.dtype != dtype for g in grads):
             return False
-        if any(g.stride() != p.stride() for p, g in zip(held(self.params), held(grads), strict=True)):
+        here = held(grads)
+        if list(map(Tensor.stride, here)) != self.strides:
             return False
-        at = list(map(Tensor.data_ptr, held(grads)))
+        at = list(map(Tensor.data_ptr, here))
         if self.aligned and any(address % 16 for address in at):
             return False
         if at != self.at or _capturing(self.device):

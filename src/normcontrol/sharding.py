@@ -39,7 +39,8 @@ def local(tensor: Any) -> Tensor:
 
 def held(tensors: Sequence[Any]) -> Sequence[Tensor]:
     """What this rank holds of several tensors: the very tensors, whose memory and versions can be looked at."""
-    return [t._local_tensor if is_dtensor(t) else t for t in tensors]
+    module = sys.modules.get("torch.distributed.tensor")  # looked up once for all of them: this is called at every step
+    return tensors if module is None else [t._local_tensor if isinstance(t, module.DTensor) else t for t in tensors]
 
 
 def is_mixed(params: Iterable[Any]) -> bool:

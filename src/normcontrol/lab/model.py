@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from normcontrol.lab.config import Model
-from normcontrol.lab.loss import cross_entropy
+from normcontrol.lab.loss import linear_cross_entropy
 
 INIT_STD = 0.02
 
@@ -101,8 +101,7 @@ class GPT(nn.Module):
         x = self.ln_f(x)
         if targets is None:
             return F.linear(x[:, -1], self.wte.weight)
-        logits = F.linear(x, self.wte.weight)
-        return cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return linear_cross_entropy(x.flatten(0, 1), self.wte.weight, targets.flatten())
 
     def matrices(self) -> list[nn.Parameter]:
         """What nanoGPT decays, and the paper controls: tensors of two or more dimensions."""
