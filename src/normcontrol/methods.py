@@ -284,11 +284,11 @@ def cpr_inflection(params: ParamsT, lr: float = 1e-3, betas: Betas = BETAS, **ad
     reference="Wen et al. 2026, arXiv:2606.16899",
     hidden=True,
 )
-def adamh(params: ParamsT, lr: float = 1e-2, betas: Betas = BETAS, **adam: Any) -> NormControl:
+def adamh(params: ParamsT, lr: float = 1e-2, betas: Betas = BETAS, relative: float = 1.0, **adam: Any) -> NormControl:
     r"""Hyperball with Adam: :math:`W \leftarrow R\, \mathrm{unit}(W - \alpha_t R\, \mathrm{unit}(u))`, :math:`R = \|W_0\|_F`.
     It is meant for hidden matrices, ``adamh(hidden(model), ...)``; the others get plain Adam with the learning rate of their
-    group."""
-    return NormControl(Adam(params, lr, betas, **adam), ratio=1.0, law="projection", scope="tensor", relative_step=lr_times(1.0))
+    group. Where that is to be the same for all groups, ``relative`` is how many times longer a step of hidden matrices is."""
+    return NormControl(Adam(params, lr, betas, **adam), ratio=1.0, law="projection", scope="tensor", relative_step=lr_times(relative))
 
 
 @method(
@@ -300,10 +300,15 @@ def adamh(params: ParamsT, lr: float = 1e-2, betas: Betas = BETAS, **adam: Any) 
     hidden=True,
 )
 def muonh(
-    groups: list[dict[str, Any]], lr: float = 1e-2, momentum: float = 0.95, adam_lr: float = 1e-3, betas: Betas = BETAS
+    groups: list[dict[str, Any]],
+    lr: float = 1e-2,
+    momentum: float = 0.95,
+    adam_lr: float = 1e-3,
+    betas: Betas = BETAS,
+    relative: float = 1.0,
 ) -> list[Optimizer]:
     r"""Hyperball with Muon for the controlled groups, which must be matrices, and Adam for the others:
-    ``muonh(hidden(model))``. Step both."""
+    ``muonh(hidden(model))``. Step both. ``relative`` is as in :func:`adamh`."""
     controlled: list[dict[str, Any]] = []
     rest: list[dict[str, Any]] = []
     for group in groups:
@@ -318,7 +323,7 @@ def muonh(
     if not hasattr(torch.optim, "Muon"):
         raise ImportError(f"MuonH is built on torch.optim.Muon, which torch {torch.__version__} does not have yet. Use torch 2.9 or later.")
     muon = torch.optim.Muon(controlled, lr=lr, weight_decay=0.0, momentum=momentum)
-    held = NormControl(muon, ratio=1.0, law="projection", scope="tensor", relative_step=lr_times(1.0))
+    held = NormControl(muon, ratio=1.0, law="projection", scope="tensor", relative_step=lr_times(relative))
     return [held, *([Adam(rest, adam_lr, betas)] if rest else [])]
 
 

@@ -22,6 +22,10 @@ from normcontrol.methods import METHODS, hidden
 DEFAULT_RATIO = 2.0
 """The paper's best run, Figure 3."""
 
+RELATIVE = 8.0
+"""How many learning rates long a Hyperball step of hidden matrices is, relative to their norm; embeddings and the rest take Adam's.
+Adam's own steps are about that long, 0.23 lr for each weight, when weights have an rms of 0.03."""
+
 # They need a closure, or sparse gradients: this loop has neither.
 UNFIT = {"LBFGS", "SparseAdam", "Optimizer"}
 TORCH: dict[str, type[Optimizer]] = {
@@ -102,7 +106,7 @@ def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     matrices = [{"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are} for are in (True, False)]
     settings: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "weight_decay": o.weight_decay, "lr_max": o.lr, "adam_lr": o.lr}
-    settings |= {"start": 2 * o.warmup, "switch": 2 * o.warmup, "fused": True}
+    settings |= {"start": 2 * o.warmup, "switch": 2 * o.warmup, "relative": RELATIVE, "fused": True}
     if o.ratio is not None:
         settings |= {"ratio": o.ratio, "kappa": o.ratio**2}
     if any(hasattr(p, "device_mesh") for _, p in named):

@@ -1,7 +1,8 @@
 """Published methods side by side: each with three learning rates, then the best of each with several seeds.
 
 Their other settings are those at which the claims expect AdamW and AdamWN to be best; CPR's bound is the norm that AdamWN is
-held at, per tensor. What is equal is the number of trials, not how well each is known to be tuned.
+held at, per tensor, and AdamH's steps are those that the laboratory makes of a learning rate. What is equal is the number of
+trials, not how well each is known to be tuned.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from normcontrol.lab.studies.bases import base
 from normcontrol.lab.studies.claims import RANGES, seeded
 from normcontrol.lab.study import Cell, Study, grid
 
-RELATIVE = 8.0
-"""AdamH's learning rate is the relative step: so many times the others' are in the middle of its grid."""
+STEPS = {"small": 500}
+"""Fewer than the scale's own, where 25 runs of those would take too long."""
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
     r = RANGES[scale]
     start, ratio = base(scale).with_(rate=r.rate[1]), r.ratio[1]
+    start = start.with_(steps=STEPS.get(scale, start.run.steps))
     arms = {
         "AdamW": start.with_(optimizer="AdamW", weight_decay=r.weight_decay[1]),
         "AdamWN": start.with_(optimizer="AdamWN", ratio=ratio),
@@ -25,7 +27,7 @@ def cells(scale: str, done: Results) -> list[Cell]:
         "CPR-WS": start.with_(optimizer="CPR-WS"),
         "AdamH": start.with_(optimizer="AdamH"),
     }
-    grids = {arm: grid(arm, config, part="grid", lr=_rates(arm, r.lr)) for arm, config in arms.items()}
+    grids = {arm: grid(arm, config, part="grid", lr=r.lr) for arm, config in arms.items()}
     wanted = [cell for found in grids.values() for cell in found]
     if not done.done(wanted):
         return wanted
@@ -34,10 +36,6 @@ def cells(scale: str, done: Results) -> list[Cell]:
         if best is not None:
             wanted += seeded(best, r.seeds, "seeds")
     return wanted
-
-
-def _rates(arm: str, lrs: tuple[float, ...]) -> list[float]:
-    return [lr * (RELATIVE if arm == "AdamH" else 1.0) for lr in lrs]
 
 
 STUDY = Study("family", cells, "AdamW, AdamWN, CPR with two of its rules, and Hyperball's AdamH, with equal trials.", "AdamW")
