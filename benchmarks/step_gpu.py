@@ -233,6 +233,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--misses", action="store_true")
+    parser.add_argument("--cases", nargs="+", metavar="TEXT", help="only the cases whose title holds one of these, and nothing else")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
@@ -260,6 +261,8 @@ def main() -> None:
         ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 11, 40),
         ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 7, 20),
     ):
+        if args.cases and not any(text in title for text in args.cases):
+            continue
         rows = compare(shapes, dtype, rounds, inner)
         count = sum(torch.Size(s).numel() for s in shapes)
         bytes_each = 28 if dtype == torch.float32 else 14
@@ -273,6 +276,8 @@ def main() -> None:
             print(f"{name:34}{row['ms']:8.3f} {row['peer_ms']:8.3f} {row['ratio']:7.3f} {alone:>12} {best:>14}")
         results["cases"][title] = {"floor_ms": round(floor, 4), **rows}
 
+    if args.cases:
+        return None
     print("\ngrowth, global after, against AdamW fused")
     for millions in (1, 10, 100, 1000, 3000):
         shapes = [(1000, 1000)] * millions if millions <= 100 else [(10000, 10000)] * (millions // 100)
