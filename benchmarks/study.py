@@ -1,8 +1,10 @@
 """What running runs as a study costs: wall time through the runner against the runs alone, and two workers against one.
 
-    python benchmarks/study.py [--runs 4] [--steps 500]
+    python benchmarks/study.py [--runs 4] [--steps 1000]
 
-Prints the two ratios; starting the workers counts. Every run has one thread, and the machine should be otherwise idle.
+Prints the two ratios; starting the workers counts. Every run has one thread and is as long as those of the studies at `tiny`; half of
+the slow ways are measured before the fast one and half after it, so that a machine whose speed drifts favours none. It should be
+otherwise idle.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,7 +56,7 @@ def alone(config: Config, runs: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -62,19 +65,27 @@ def main() -> None:
         folder = Path(temporary)
         config = base("tiny").with_(steps=asked.steps, device="cpu", eval_every=asked.steps)
         config.save(folder / "config.json")
-        file = folder / "study.py"
-        file.write_text(STUDY.format(config=str(folder / "config.json"), runs=asked.runs))
         alone(config.with_(steps=50), 1, folder / "warm-up")  # prepares the data, fills the caches
 
-        def study(name: str, workers: int) -> None:
+        def study(name: str, workers: int, runs: int) -> None:
+            file = folder / f"{name.replace(' ', '_')}.py"
+            file.write_text(STUDY.format(config=str(folder / "config.json"), runs=runs))
             assert Runner(begin(folder / name, str(file), "tiny"), device="cpu", workers=workers).run().left == 0
 
-        with clock("alone", times):
-            alone(config, asked.runs, folder / "alone")
-        with clock("one worker", times):
-            study("one", 1)
-        with clock("two workers", times):
-            study("two", 2)
+        def slow_ways(when: str) -> list[tuple[str, Any]]:
+            half = asked.runs // 2
+            return [
+                ("alone", lambda: alone(config, half, folder / f"alone {when}")),
+                ("one worker", lambda: study(f"one {when}", 1, half)),
+            ]
+
+        for name, measured in [
+            *slow_ways("before"),
+            ("two workers", lambda: study("two", 2, asked.runs // 2 * 2)),
+            *reversed(slow_ways("after")),
+        ]:
+            with clock(name, times):
+                measured()
     overhead, speedup = times["one worker"] / times["alone"], times["one worker"] / times["two workers"]
     print(f"{asked.runs} runs of {asked.steps} steps: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items()))
     print(f"wall time, study / runs alone: {overhead:.3f} (at most 1.05)")

@@ -38,7 +38,7 @@ class Ranges:
 # Rates: the paper's 1e-2 times 100,000 steps over ours would be 0.67, so a tenth of 1, and ten times more and less.
 # At tiny, where GPT-2's initial weights are small for so narrow a network, everything but the rate is larger.
 RANGES = {
-    "tiny": Ranges((3e-3, 8e-3, 20e-3), (0.3, 1.0, 3.0), (3.0, 5.0, 8.0), (1e-2, 1e-1, 1.0), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)),
+    "tiny": Ranges((1e-3, 3e-3, 8e-3), (0.3, 1.0, 3.0), (3.0, 5.0, 8.0), (1e-2, 1e-1, 1.0), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)),
     "small": Ranges((1e-3, 2e-3, 4e-3), (0.1, 0.3, 1.0), (1.3, 1.6, 2.0), (1e-2, 1e-1, 1.0), (0, 1, 2), (0,)),
     "full": Ranges((5e-4, 1e-3, 2e-3), (0.05, 0.1, 0.15), (2.0, 2.4, 2.8), (1e-3, 1e-2, 1e-1), (0, 1, 2), (0,)),
 }
