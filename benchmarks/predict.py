@@ -139,14 +139,14 @@ def _curves(run: Run, classes: list[TensorClass], ratios: dict[int, float], cons
 def table(result: dict[str, Any]) -> str:
     """The result as a Markdown table."""
     lines = [
-        "| | lr | decay | measured | predicted, C = 1 | error | calibrated on the first | error |",
-        "|---|---|---|---|---|---|---|---|",
+        "| | steps | lr | decay | measured | predicted, C = 1 | error | calibrated on the first | error |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for kind in KINDS:
         for run in result["runs"]:
             if kind not in run:
                 continue
-            cells = [kind, f"{run['lr']:g}", f"{run['weight_decay']:g}", f"{run[kind]['measured']:.3f}"]
+            cells = [kind, f"{run['steps']:,}", f"{run['lr']:g}", f"{run['weight_decay']:g}", f"{run[kind]['measured']:.3f}"]
             for key in ("uncalibrated", "calibrated"):
                 p = run[kind][key]
                 cells += [f"{p['ratio']:.3f} ({p['low']:.2f} to {p['high']:.2f})", f"{p['error']:+.1%}".replace("%", " %")]
@@ -164,7 +164,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     black, orange, blue = "#333333", "#e08214", "#2171b5"
     runs, kinds = result["runs"], [kind for kind in KINDS if kind in result["runs"][0]]
     size = (3.1 * len(runs), 2.9 * len(kinds))
-    figure, axes = plt.subplots(len(kinds), len(runs), figsize=size, sharex=True, sharey="row", layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(len(kinds), len(runs), figsize=size, sharex="col", sharey="row", layout="constrained", squeeze=False)
     for j, (row, kind) in enumerate(zip(axes, kinds, strict=True)):
         for i, (ax, run) in enumerate(zip(row, runs, strict=True)):
             found, end = run[kind], run["steps"]

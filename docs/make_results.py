@@ -76,7 +76,7 @@ def provenance(verdict: Verdict) -> Iterator[str]:
     for row in verdict.rows:
         for record in row.trial.records:
             e = record.environment
-            named = [Path(word).name if word.startswith("/") else word for word in e["command"][1:]]  # where it lay there, tells nothing here
+            named = [Path(word).name if word.startswith("/") else word for word in e["command"][1:]]  # where it lay says nothing here
             seen.setdefault((e["device"], e["packages"]["torch"]), " ".join(["normcontrol", *named]))
     for (device, torch), command in seen.items():
         yield f"Run on {device} with torch {torch} by\n\n```console\n{command}\n```\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -142,3 +143,12 @@ def test_the_results_page_is_what_the_results_say():
     import make_results
 
     assert (ROOT / "docs/results.md").read_text() == make_results.text(ROOT / "results"), "run python docs/make_results.py"
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_the_predictions_page_has_the_tables_of_its_results(scale, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import predict
+
+    result = json.loads((ROOT / f"results/predict_{scale}.json").read_text())
+    assert predict.table(result) in (ROOT / "docs/predict.md").read_text()
