@@ -127,6 +127,7 @@ def test_the_figures_are_those_the_script_makes():
         "quickstart.png",
         "demo.png",
         "predict.png",
+        "predict_small.png",
         "grokking.png",
     }  # these are made by make quickstart, make demo, benchmarks/predict.py and examples/grokking.py
     assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made

@@ -164,14 +164,28 @@ class Poison:
         monkeypatch.setattr(GPT, "forward", poisoned)
 
 
-def test_a_step_that_is_not_finite_is_not_applied_and_is_counted(config, tmp_path, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN"])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_step_that_is_not_finite_is_not_applied_and_is_counted(early, optimizer, config, tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "steps_early", lambda optimizers, device: early)
     Poison(monkeypatch, {3, 5})
-    out = run(config.with_(optimizer="AdamWN", checkpoint_every=1), tmp_path / "run")
+    out = run(config.with_(optimizer=optimizer, checkpoint_every=1), tmp_path / "run")
     assert losses(out, "skipped") == [1, 2]
     assert all(torch.isfinite(weight).all() for weight in weights(out).values())
     state = checkpoint.load(checkpoint.latest(out / "checkpoints"))
     assert state["skipped"] == 2
     assert {int(own["step"]) for own in state["optimizers"][0]["state"].values()} == {10}
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN", "AdamH", "CPR-kI0"])
+def test_steps_that_are_on_their_way_before_they_are_checked_are_the_same_steps(optimizer, config, tmp_path, monkeypatch):
+    Poison(monkeypatch, {3})
+    late = run(config.with_(optimizer=optimizer), tmp_path / "late")
+    monkeypatch.undo()
+    Poison(monkeypatch, {3})
+    monkeypatch.setattr(train, "steps_early", lambda optimizers, device: True)
+    early = run(config.with_(optimizer=optimizer), tmp_path / "early")
+    torch.testing.assert_close(weights(early), weights(late), rtol=1e-6, atol=1e-8)
 
 
 def test_after_five_in_a_row_it_stops_with_a_record_of_the_batches(config, tmp_path, monkeypatch):

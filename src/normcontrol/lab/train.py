@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from normcontrol.lab import checkpoint, data, optim, parallel
 from normcontrol.lab.config import Config, check
@@ -151,6 +152,7 @@ def _train(
     accumulation = (mine.stop - mine.start) // micro
     bad: deque[dict[str, Any]] = deque(maxlen=PATIENCE)
     watch, val_loss = Stopwatch(), None
+    early = steps_early(optimizers, device)
     network.train()
 
     for step in range(first, steps + 1):
@@ -176,19 +178,24 @@ def _train(
         evaluates = step % config.run.eval_every == 0 or last
         seen: dict[str, float] = {}  # what a step that is evaluated did to the weights
 
-        # The one wait for the device in a step. By now the next batch is on its way.
-        if math.isfinite(float(loss)) and math.isfinite(float(grad_norm)):
-            before = telemetry.copy() if evaluates else []
-            for optimizer in optimizers:
-                optimizer.step()
+        # The one wait for the device in a step: is this one to be applied? By now the next batch is on its way, and if the optimizers
+        # can read the answer on the device, so is the step itself.
+        finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
+        before = telemetry.copy() if evaluates else []
+        if early:
+            step_where(finite, optimizers)
+        if bool(finite):
+            if not early:
+                for optimizer in optimizers:
+                    optimizer.step()
             if evaluates:
                 seen = {**telemetry.norms(), "angle": telemetry.angle(before), **effective_decay(optimizers, lr)}
-                del before
             bad.clear()
         else:
             skipped += 1
             bad.append({"step": step, "loss": float(loss), "grad_norm": float(grad_norm)})
             log.write(step, loss=float(loss), grad_norm=float(grad_norm), skipped=skipped)
+        del before
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         watch.tokens += config.data.tokens_per_step
@@ -220,6 +227,20 @@ def _train(
 
     log.close()
     return True
+
+
+def steps_early(optimizers: list[Optimizer], device: torch.device) -> bool:
+    """Whether steps can be on their way before it is known that they are to be applied: on a GPU, which would have to wait for
+    the host otherwise, by optimizers that know GradScaler's flag."""
+    return device.type == "cuda" and all(getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers)
+
+
+def step_where(finite: Tensor, optimizers: list[Optimizer]) -> None:
+    """A step of the optimizers if ``finite`` says so on the device. They are told as GradScaler would tell them."""
+    for optimizer in optimizers:
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
