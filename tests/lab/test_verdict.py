@@ -142,9 +142,9 @@ def claims_outcome(**more):
 
     def of(cell):
         o = cell.config.optim
-        half = rules.HALF in cell.arm
-        loss = 4 + (math.log2(o.lr / 8e-3)) ** 2 + NOISE[cell.seed] + half
-        loss += effects.get(cell.arm.removesuffix(rules.HALF), 0.0) + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
+        half = rules.FEWER in cell.arm
+        loss = 4 + (math.log2(o.lr / 3e-3)) ** 2 + NOISE[cell.seed] + half
+        loss += effects.get(cell.arm.removesuffix(rules.FEWER), 0.0) + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
         best_decay = 2.0 if half else 1.0
         if o.optimizer == "AdamW":
             loss += 0.1 * math.log(o.weight_decay / best_decay + 1e-3 * cell.seed) ** 2
@@ -164,7 +164,7 @@ def claims_outcome(**more):
             made.curves["ratio"] = (steps, [x] * len(values))
             return made
         if o.optimizer == "AdamWN":
-            ratio *= 1 + more.get("drift", 0.0) * math.log2(o.lr / 8e-3)
+            ratio *= 1 + more.get("drift", 0.0) * math.log2(o.lr / 3e-3)
         return record(cell, loss, ratio=ratio)
 
     return of

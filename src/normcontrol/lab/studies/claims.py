@@ -15,7 +15,7 @@ from normcontrol.lab.config import Config
 from normcontrol.lab.results import Results
 from normcontrol.lab.studies import rules
 from normcontrol.lab.studies.bases import base
-from normcontrol.lab.studies.rules import ADAMC, ADAMW, ADAMWN, HALF, HELD, LAYERNORM, OFFSET, RATE, SCALED, TENSOR
+from normcontrol.lab.studies.rules import ADAMC, ADAMW, ADAMWN, FEWER, HELD, LAYERNORM, OFFSET, RATE, SCALED, TENSOR
 from normcontrol.lab.study import Cell, Study, grid
 
 
@@ -31,6 +31,8 @@ class Ranges:
     seeds: tuple[int, ...]
     more: tuple[int, ...]
     """Seeds of the parts after "start"."""
+    fewer_steps: int
+    """The horizon that the scale's own is compared with."""
 
 
 # At small: lr / weight_decay as in the paper (1e-2) would be a decay of 0.2 at the middle learning rate; short runs like more, and
@@ -38,9 +40,9 @@ class Ranges:
 # Rates: the paper's 1e-2 times 100,000 steps over ours would be 0.67, so a tenth of 1, and ten times more and less.
 # At tiny, where GPT-2's initial weights are small for so narrow a network, everything but the rate is larger.
 RANGES = {
-    "tiny": Ranges((1e-3, 3e-3, 8e-3), (0.3, 1.0, 3.0), (3.0, 5.0, 8.0), (1e-2, 1e-1, 1.0), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4)),
-    "small": Ranges((1e-3, 2e-3, 4e-3), (0.1, 0.3, 1.0), (1.3, 1.6, 2.0), (1e-2, 1e-1, 1.0), (0, 1, 2), (0,)),
-    "full": Ranges((5e-4, 1e-3, 2e-3), (0.05, 0.1, 0.15), (2.0, 2.4, 2.8), (1e-3, 1e-2, 1e-1), (0, 1, 2), (0,)),
+    "tiny": Ranges((1e-3, 3e-3, 8e-3), (0.3, 1.0, 3.0), (3.0, 5.0, 8.0), (1e-2, 1e-1, 1.0), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4), 500),
+    "small": Ranges((1e-3, 2e-3, 4e-3), (0.1, 0.3, 1.0), (1.3, 1.6, 2.0), (1e-2, 1e-1, 1.0), (0, 1, 2), (0,), 500),
+    "full": Ranges((5e-4, 1e-3, 2e-3), (0.05, 0.1, 0.15), (2.0, 2.4, 2.8), (1e-3, 1e-2, 1e-1), (0, 1, 2), (0,), 50_000),
 }
 
 
@@ -109,10 +111,9 @@ def compared(r: Ranges, adamw: Cell, adamwn: Cell) -> list[Cell]:
 
 
 def horizons(r: Ranges, adamw: Config, adamwn: Config) -> list[Cell]:
-    """Half as many steps, warm-up and ramp, and as many as before: does the best decay change, and does the best ratio?"""
-    half = {key: adamw.flat()[key] // 2 for key in ("steps", "warmup", "ramp")}
-    found = grid(f"{ADAMW}{HALF}", adamw.with_(**half), part="horizon", weight_decay=r.weight_decay, seeds=r.more)
-    found += grid(f"{ADAMWN}{HALF}", adamwn.with_(**half), part="horizon", ratio=r.ratio, seeds=r.more)
+    """Fewer steps, with the same warm-up and ramp, and as many as before: does the best decay change, and does the best ratio?"""
+    found = grid(f"{ADAMW}{FEWER}", adamw.with_(steps=r.fewer_steps), part="horizon", weight_decay=r.weight_decay, seeds=r.more)
+    found += grid(f"{ADAMWN}{FEWER}", adamwn.with_(steps=r.fewer_steps), part="horizon", ratio=r.ratio, seeds=r.more)
     found += grid(ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=r.weight_decay, seeds=r.more)
     return found + grid(ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=r.ratio, seeds=r.more)
 

@@ -17,7 +17,7 @@ from normcontrol.lab.stats import lowest_point, paired
 
 ADAMW, ADAMWN, SCALED, ADAMC = "AdamW", "AdamWN", "AdamW from scaled weights", "AdamC"
 HELD, RATE, TENSOR = "AdamWN from scaled weights", "AdamWN, other rates", "AdamWN, a norm for each tensor"
-LAYERNORM, OFFSET, HALF = "AdamWN, LayerNorm too", "AdamWN, constant learning rate", ", half the steps"
+LAYERNORM, OFFSET, FEWER = "AdamWN, LayerNorm too", "AdamWN, constant learning rate", ", fewer steps"
 
 PAPERS_GAIN = 0.018
 """2.902 minus 2.884: what the paper calls substantial is the measure of what is not."""
@@ -94,7 +94,7 @@ def horizon(evidence: Evidence) -> Finding:
     """How far the best setting moves between the horizons, as a factor of the norm (which goes with the root of the decay)."""
     moved: dict[str, dict[int, float]] = {}
     for arm, key, power in ((ADAMW, "weight_decay", 0.5), (ADAMWN, "ratio", 1.0)):
-        short, long = evidence.trials(arm + HALF, "horizon"), evidence.trials(arm, "horizon")
+        short, long = evidence.trials(arm + FEWER, "horizon"), evidence.trials(arm, "horizon")
         seeds = set.intersection(*(set(t.seeds) for t in (*short, *long))) if short and long else set()
         if len(short) < 3 or len(long) < 3 or not seeds:
             return Finding(NOT_RUN)
@@ -102,7 +102,7 @@ def horizon(evidence: Evidence) -> Finding:
     both = sorted(set(moved["weight_decay"]) & set(moved["ratio"]))
     found = paired([moved["weight_decay"][s] for s in both], [moved["ratio"][s] for s in both])
     decay, ratio = (math.exp(statistics.fmean(moved[key][s] for s in both)) for key in ("weight_decay", "ratio"))
-    numbers = f"twice the steps move the norm of the best decay by a factor of {decay:.3f}, the best ratio by {ratio:.3f} (n = {found.n})"
+    numbers = f"more steps move the norm of the best decay by a factor of {decay:.3f}, the best ratio by {ratio:.3f} (n = {found.n})"
     if found.half is None:
         return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
     return Finding(SUPPORTED if found.above else REFUTED if found.below else NOT_SHOWN, numbers)
