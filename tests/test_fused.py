@@ -15,6 +15,7 @@ import torch
 from reference import algorithm_1
 from torch import nn
 
+import normcontrol
 from normcontrol import AdamWN, linear
 
 pytest.importorskip("triton")
@@ -422,3 +423,34 @@ def test_little_memory_beyond_the_moments():
         opt.step()
     moments = sum(2 * p.nbytes for p in params)
     assert torch.cuda.memory_allocated() - before - moments < 1 << 20
+
+
+@here
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 1000, 1024, 5000])
+def test_multiplying_in_one_launch_rounds_as_the_plain_operations_do(n, dtype):
+    from normcontrol import kernels
+    from normcontrol.rounding import DROPPED_BITS, multiply_rounding_, seeds_of
+
+    weight = tensors([n], dtype)[0].data
+    factor, seed = torch.tensor(1 - 3e-4, device=DEVICE), seeds_of(torch.tensor(5, device=DEVICE), 3)[2]
+    plain = weight.cpu()
+    multiply_rounding_(plain, factor.cpu(), seed.cpu())
+    kernels.multiply_rounding[(-(-n // 1024),)](weight, factor, seed, n, DROPPED=DROPPED_BITS[dtype], BLOCK=1024)
+    assert torch.equal(weight.cpu(), plain)
+
+
+@on_gpu
+@pytest.mark.parametrize("scope", ["global", "tensor", "row"])
+def test_a_wrapped_optimizer_rounds_on_the_gpu_as_it_does_on_the_cpu(scope):
+    weights = []
+    for device in ("cpu", "cuda"):
+        p = nn.Parameter(torch.linspace(-1, 1, 6000).view(60, 100).to(device, torch.bfloat16))
+        version = p._version
+        opt = normcontrol.NormControl(torch.optim.SGD([p], lr=0.0), ratio=0.5, rate=3e-4, scope=scope)
+        p.grad = torch.ones_like(p)
+        opt.step()
+        assert p._version > version
+        weights.append(p.detach().cpu())
+    torch.testing.assert_close(*weights, rtol=0, atol=2**-9)  # their norms, and so their factors, may differ in the last bit
+    assert (weights[0] == weights[1]).float().mean() > 0.99

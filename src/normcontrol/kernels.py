@@ -23,7 +23,7 @@ def _hash(x):
 
 @triton.jit
 def _seed(step_ptr, index, salt):
-    """``rounding.seed_of``: the bits that a tensor's rounding at this step is made from."""
+    """``rounding.seeds_of``: the bits that a tensor's rounding at this step is made from."""
     step = tl.load(step_ptr).to(tl.uint32)
     return _hash(_hash(step) + index.to(tl.uint32)) ^ salt
 
@@ -264,3 +264,12 @@ def scale(
                         if DROPPED > 0:
                             p = _round(p, offsets, seed, DROPPED)
                         tl.store(p_ptr + offsets, p.to(P), offsets < numel)
+
+
+@triton.jit
+def multiply_rounding(p, scale, seed, n, DROPPED: tl.constexpr, BLOCK: tl.constexpr):
+    """``rounding.multiply_rounding_`` of one block of one tensor by one factor, bit for bit."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(p + offsets, offsets < n).to(tl.float32) * tl.load(scale).to(tl.float32)
+    x = _round(x, offsets, tl.load(seed).to(tl.uint32), DROPPED)
+    tl.store(p + offsets, x.to(p.dtype.element_ty), offsets < n)

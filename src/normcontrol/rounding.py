@@ -32,8 +32,10 @@ def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor, places: Sequ
     >>> abs(w.double().mean().item() - (1 - 3e-4)) < 2e-5     # w * (1 - 3e-4) alone would have left 1.0
     True
     """
+    factor, seed = scale.to(weight.device, torch.float32), seed.to(weight.device, torch.int32)
+    if weight.is_cuda and factor.numel() == 1 and places is None and weight.is_contiguous() and _in_one_launch_(weight, factor, seed):
+        return
     dropped = (1 << DROPPED_BITS[weight.dtype]) - 1
-    factor = scale.to(weight.device, torch.float32)
     by_row = factor.dim() > 0 and factor.size(0) > 1
     chunk = CHUNK if weight.is_cpu else 64 * CHUNK  # an accelerator wants few large launches
     rows = max(1, chunk // max(math.prod(weight.shape[1:]), 1))
@@ -45,9 +47,24 @@ def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor, places: Sequ
         else:
             index = _positions([places[0].narrow(0, i * rows, piece.size(0)), *places[1:]])
         bits = (piece.float() * part).view(torch.int32)
-        bits = (bits + (_hash(index + seed.to(weight.device, torch.int32)) & dropped)) & ~dropped
+        bits = (bits + (_hash(index + seed) & dropped)) & ~dropped
         piece.copy_(bits.view(torch.float32))
         done += piece.numel()
+
+
+def _in_one_launch_(weight: Tensor, factor: Tensor, seed: Tensor) -> bool:
+    """The same through a Triton kernel, if there is one: the operations below are thirty passes over the weight."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not weight.numel():
+        return False
+    try:
+        from normcontrol import kernels
+    except ImportError:  # no Triton
+        return False
+    with torch.cuda.device(weight.device):
+        grid = (-(-weight.numel() // 1024),)
+        kernels.multiply_rounding[grid](weight, factor, seed, weight.numel(), DROPPED=DROPPED_BITS[weight.dtype], BLOCK=1024)
+    torch.autograd.graph.increment_version([weight])
+    return True
 
 
 def _positions(places: Sequence[Tensor]) -> Tensor:
@@ -57,9 +74,9 @@ def _positions(places: Sequence[Tensor]) -> Tensor:
     return index
 
 
-def seed_of(step: Tensor, index: int) -> Tensor:
-    """The seed for tensor number ``index`` at ``step``: well mixed, so that no two tensors or steps share their bits."""
-    return _hash(_hash(step.to(torch.int32)) + index)
+def seeds_of(step: Tensor, count: int) -> Sequence[Tensor]:
+    """A seed for each of so many tensors at ``step``: well mixed, so that no two tensors or steps share their bits."""
+    return _hash(_hash(step.to(torch.int32)) + torch.arange(count, dtype=torch.int32, device=step.device)).unbind()
 
 
 def _hash(x: Tensor) -> Tensor:

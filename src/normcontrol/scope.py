@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcontrol.rounding import DROPPED_BITS, multiply_rounding_, seed_of
+from normcontrol.rounding import DROPPED_BITS, multiply_rounding_, seeds_of
 
 BLOCK = 2048
 """Elements that the CPU sums in float32 before going on in float64: its own reduction of a 38M-element float32
@@ -136,9 +136,10 @@ def apply_(
         scales = [s.reshape(_kept_shape(p, scope.axes)) for s, p in zip(pieces, params, strict=True)]
 
     plain: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    seeds = seeds_of(step, len(params)) if any(p.dtype in DROPPED_BITS for p in params) else ()
     for i, (p, s) in enumerate(zip(params, scales, strict=True)):
         if p.dtype in DROPPED_BITS:
-            multiply_rounding_(p, s, seed_of(step, i), places[i] if places else None)
+            multiply_rounding_(p, s, seeds[i], places[i] if places else None)
         else:
             into = plain.setdefault((p.device, p.dtype), ([], []))
             into[0].append(p)
