@@ -78,6 +78,14 @@ class GPT(nn.Module):
         self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, bias=config.bias)
 
+    @classmethod
+    def initialised(cls, config: Model, vocab: int) -> GPT:
+        """A model with its initial weights, on the CPU. torch's own, which would be drawn first and thrown away, are left out."""
+        with torch.device("meta"):
+            model = cls(config, vocab)
+        model.to_empty(device="cpu").initialise(config.init_seed)
+        return model
+
     def initialise(self, seed: int) -> None:
         """nanoGPT's init: normal with std 0.02, the projections back into the residual stream 1/sqrt(2 * layers) of that.
 

@@ -101,8 +101,7 @@ def _train(
     others = [data.load_validation(given, dataset) for given in config.data.also_validate]
 
     # Model: initialised on the CPU, then scaled, moved, and spread. The ratio is of the norm before it was scaled.
-    model = GPT(config.model, data.padded(dataset.vocab))
-    model.initialise(config.model.init_seed)
+    model = GPT.initialised(config.model, data.padded(dataset.vocab))
     initial_norm = weight_norm(model)
     if config.model.init_scale != 1:
         torch._foreach_mul_([p.data for p in model.matrices()], config.model.init_scale)
