@@ -55,7 +55,7 @@ test-versions:  ## the core tests on the oldest, the pinned and the newest torch
 	$(PYTHON) tools/versions.py
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
-	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -l 'mark\.cuda' tests/test_*.py)
+	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -l 'mark\.cuda' tests/test_*.py tests/lab/test_*.py)
 
 # torch first: the pinned CPU build satisfies every later requirement, so that pip never fetches the CUDA one.
 $(READY): pyproject.toml constraints.txt
