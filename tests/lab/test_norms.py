@@ -67,7 +67,7 @@ def test_predictions_are_made_from_finished_runs(config, tmp_path, monkeypatch, 
     command = ["predict.py", "--runs", *map(str, folders), "--json", str(tmp_path / "r.json"), "--figure", str(tmp_path / "r.png")]
     monkeypatch.setattr("sys.argv", command)
     script().main()
-    assert "| all | 0.01 | 0.5 |" in capsys.readouterr().out
+    assert "| all | 30 | 0.01 | 0.5 |" in capsys.readouterr().out
     result = json.loads((tmp_path / "r.json").read_text())
     for kind in ("all", "hidden matrices"):
         assert result["runs"][0][kind]["calibrated"]["error"] == pytest.approx(0, abs=1e-5)
@@ -104,12 +104,13 @@ def test_other_runs_than_adamws_are_refused(config, tmp_path):
         script().compare([tmp_path / "run"])
 
 
-@pytest.mark.parametrize(("name", "pairs", "off"), [("tiny", 4, 0.05), ("small", 3, 0.1)])
-def test_committed_results_are_as_good_as_the_docs_say(name, pairs, off):
+@pytest.mark.parametrize(("name", "pairs", "near", "far"), [("tiny", 4, 0.05, 0.05), ("small", 6, 0.12, 0.31)])
+def test_committed_results_are_as_good_as_the_docs_say(name, pairs, near, far):
     result = json.loads((ROOT / f"results/predict_{name}.json").read_text())
     assert len({(run["lr"], run["weight_decay"]) for run in result["runs"]}) >= pairs
     for run in result["runs"]:
         for kind in ("all", "hidden matrices"):
             for how in ("uncalibrated", "calibrated"):
                 assert run[kind][how]["low"] <= run[kind]["measured"] <= run[kind][how]["high"]
-        assert abs(run["hidden matrices"]["calibrated"]["error"]) < off
+        alike = all(run[key] == result["runs"][0][key] for key in ("lr", "steps"))
+        assert abs(run["hidden matrices"]["calibrated"]["error"]) < (near if alike else far)
