@@ -52,6 +52,8 @@ if triton is not None:
         row = tl.program_id(0).to(tl.int64)
         target = tl.load(targets + row)
         log2_e: tl.constexpr = 1.4426950408889634
+        # Read first: once the sums below have brought all threads together, any of them may write a gradient there.
+        right = tl.load(logits + row * vocab + tl.maximum(target, 0)).to(tl.float32) * log2_e
         within = tl.arange(0, BLOCK // EACH)[:, None] * EACH + tl.arange(0, EACH)[None, :]
         largest = tl.full((BLOCK // EACH,), -1e30, tl.float32)
         total = tl.zeros((BLOCK // EACH,), tl.float32)
@@ -63,7 +65,6 @@ if triton is not None:
             largest = larger
         top = tl.max(largest)
         log_sum = top + tl.log2(tl.sum(total * tl.exp2(largest - top)))
-        right = tl.load(logits + row * vocab + tl.maximum(target, 0)).to(tl.float32) * log2_e
         tl.store(losses + row, tl.where(target >= 0, (log_sum - right) / log2_e, 0.0))
         if GRADIENTS:
             counts = (target >= 0).to(tl.float32)
