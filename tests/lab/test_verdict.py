@@ -145,7 +145,7 @@ def claims_outcome(**more):
         half = rules.FEWER in cell.arm
         loss = 4 + (math.log2(o.lr / 3e-3)) ** 2 + NOISE[cell.seed] + half
         loss += effects.get(cell.arm.removesuffix(rules.FEWER), 0.0) + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
-        best_decay = 2.0 if half else 1.0
+        best_decay = more.get("best_decay", 1.5) if half else 1.0
         if o.optimizer == "AdamW":
             loss += 0.1 * math.log(o.weight_decay / best_decay + 1e-3 * cell.seed) ** 2
         elif o.optimizer == "AdamWN":
@@ -197,6 +197,12 @@ def test_claims_that_hold_are_supported():
 )
 def test_claims_that_do_not_hold_are_refuted(claim, change):
     assert findings(**change)[claim].outcome == REFUTED
+
+
+def test_a_best_decay_at_the_edge_of_the_grid_says_nothing_about_the_horizon():
+    found = findings(best_decay=10.0)["horizon"]
+    assert found.outcome == NOT_SHOWN
+    assert "a best weight_decay is at the edge of those tried" in found.numbers
 
 
 def test_claims_without_runs_or_with_one_seed_are_not_called_anything_else():

@@ -55,6 +55,7 @@ def cells(scale: str, done: Results) -> list[Cell]:
     wanted += edges(wanted, done)
     if not done.done(wanted):
         return wanted
+    tried = {arm: tuple(sorted(c.settings[-1][1] for c in wanted if c.arm == arm)) for arm in (ADAMW, ADAMWN)}
     first = best(wanted, done)
     wanted += compared(r, *first)
     rest = row(scale, r.lr[0]) + row(scale, r.lr[2])
@@ -67,7 +68,7 @@ def cells(scale: str, done: Results) -> list[Cell]:
     for rate in (r.rate[0], r.rate[2], r.rate[1]):
         wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
     wanted += seeded(held(adamwn), r.seeds, "start")
-    wanted += horizons(r, adamw.config, adamwn.config)
+    wanted += horizons(r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN])
     return wanted + others(r, adamw, adamwn, same_total_decay(adamw))
 
 
@@ -110,12 +111,12 @@ def compared(r: Ranges, adamw: Cell, adamwn: Cell) -> list[Cell]:
     return [c for seed in r.seeds for cell in four for c in seeded(cell, (seed,), "seeds")]
 
 
-def horizons(r: Ranges, adamw: Config, adamwn: Config) -> list[Cell]:
+def horizons(r: Ranges, adamw: Config, adamwn: Config, decays: tuple[float, ...], ratios: tuple[float, ...]) -> list[Cell]:
     """Fewer steps, with the same warm-up and ramp, and as many as before: does the best decay change, and does the best ratio?"""
-    found = grid(f"{ADAMW}{FEWER}", adamw.with_(steps=r.fewer_steps), part="horizon", weight_decay=r.weight_decay, seeds=r.more)
-    found += grid(f"{ADAMWN}{FEWER}", adamwn.with_(steps=r.fewer_steps), part="horizon", ratio=r.ratio, seeds=r.more)
-    found += grid(ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=r.weight_decay, seeds=r.more)
-    return found + grid(ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=r.ratio, seeds=r.more)
+    found = grid(f"{ADAMW}{FEWER}", adamw.with_(steps=r.fewer_steps), part="horizon", weight_decay=decays, seeds=r.more)
+    found += grid(f"{ADAMWN}{FEWER}", adamwn.with_(steps=r.fewer_steps), part="horizon", ratio=ratios, seeds=r.more)
+    found += grid(ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=decays, seeds=r.more)
+    return found + grid(ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=ratios, seeds=r.more)
 
 
 def others(r: Ranges, adamw: Cell, adamwn: Cell, adamc: Cell) -> list[Cell]:

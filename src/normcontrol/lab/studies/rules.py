@@ -93,19 +93,29 @@ def initial_square(record: Record) -> float:
 def horizon(evidence: Evidence) -> Finding:
     """How far the best setting moves between the horizons, as a factor of the norm (which goes with the root of the decay)."""
     moved: dict[str, dict[int, float]] = {}
+    cut_off = []
     for arm, key, power in ((ADAMW, "weight_decay", 0.5), (ADAMWN, "ratio", 1.0)):
         short, long = evidence.trials(arm + FEWER, "horizon"), evidence.trials(arm, "horizon")
         seeds = set.intersection(*(set(t.seeds) for t in (*short, *long))) if short and long else set()
         if len(short) < 3 or len(long) < 3 or not seeds:
             return Finding(NOT_RUN)
+        cut_off += [key for trials in (short, long) if _is_at_the_edge(trials, key)]
         moved[key] = {seed: abs(power * (_best_setting(long, key, seed) - _best_setting(short, key, seed))) for seed in sorted(seeds)}
     both = sorted(set(moved["weight_decay"]) & set(moved["ratio"]))
     found = paired([moved["weight_decay"][s] for s in both], [moved["ratio"][s] for s in both])
     decay, ratio = (math.exp(statistics.fmean(moved[key][s] for s in both)) for key in ("weight_decay", "ratio"))
     numbers = f"more steps move the norm of the best decay by a factor of {decay:.3f}, the best ratio by {ratio:.3f} (n = {found.n})"
+    if cut_off:
+        return Finding(NOT_SHOWN, f"{numbers}; but a best {cut_off[0]} is at the edge of those tried, so how far it moved cannot be told")
     if found.half is None:
         return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
     return Finding(SUPPORTED if found.above else REFUTED if found.below else NOT_SHOWN, numbers)
+
+
+def _is_at_the_edge(trials: list[Trial], key: str) -> bool:
+    values = sorted(dict(t.cells[0].settings)[key] for t in trials)
+    best = min(trials, key=lambda t: t.mean())
+    return dict(best.cells[0].settings)[key] in (values[0], values[-1])
 
 
 def _best_setting(trials: list[Trial], key: str, seed: int) -> float:
@@ -153,7 +163,8 @@ CLAIMS = (
     Claim(
         "horizon",
         "The best decay depends on the horizon, while the best ratio does not.",
-        "the interval of how far the best decay moves, minus how far the best ratio moves, lies below zero",
+        "the interval of how far the best decay moves, minus how far the best ratio moves, lies below zero, and no best value is at the "
+        "edge of those tried",
         horizon,
     ),
     Claim(
