@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from normcontrol.clock import Clock
 from normcontrol.law import Law
 from normcontrol.layouts import check_recognised
-from normcontrol.schedule import Schedule, Value, custom, lr_times, to_plain, trace
+from normcontrol.schedule import Schedule, Value, to_plain, trace
 from normcontrol.scope import Weights, check_axes, join, parse_scope
 from normcontrol.sets import Reading, WeightSet, members_of, weight_sets
 from normcontrol.settings import Group, adapted, check_decay, check_group, check_references, complete, restored
@@ -119,8 +120,7 @@ class NormControl(Optimizer):
         given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law, "order": order}
         given |= {"size": size, "start": start, "relative_step": relative_step, "cautious": cautious}
         self._norm_group = norm_group
-        clock = {"calls": 0, "counted": True}  # a dict: torch.compile loses what is assigned to an optimizer itself
-        self.__setstate__({"optimizer": optimizer, "_settings": given, "_fresh": True, "_clock": clock, "_sets": []})
+        self.__setstate__({"optimizer": optimizer, "_settings": given, "_fresh": True, "_clock": Clock(), "_sets": []})
         for index in range(len(self.param_groups)):
             self._adopt(index)
         self._build()
@@ -194,7 +194,7 @@ class NormControl(Optimizer):
             self._begin()
         self._check_unchanged()
         found_inf = self.found_inf.reshape(()) if "found_inf" in self.__dict__ else None
-        self._count(found_inf)
+        self._clock.count(self._step, found_inf)
 
         loss = None
         if closure is not None and self._closure_comes_first():
@@ -208,16 +208,6 @@ class NormControl(Optimizer):
         self._resize()
         self._control("after", found_inf)
         return stepped if loss is None else loss
-
-    def _count(self, found_inf: Tensor | None) -> None:
-        """Count the step on the device; on the host too, for as long as the host can know what the device does."""
-        self._step.add_(1 if found_inf is None else (found_inf == 0).to(self._step))
-        if torch.compiler.is_compiling():
-            self._clock["counted"] = False
-        else:
-            captured = self._step.is_cuda and torch.cuda.is_current_stream_capturing()
-            self._clock["counted"] = self._clock["counted"] and found_inf is None and not captured
-            self._clock["calls"] += 1
 
     def _closure_comes_first(self) -> bool:
         """Whether the gradients must be there before the control, not only before the optimizer's step."""
@@ -247,8 +237,8 @@ class NormControl(Optimizer):
             sets = [s for s in self._sets if s.settings["order"] == order]
             measure_together([s.shards for s in sets])
             for s in sets:
-                ratio = self._value(s, s.kind, 0.0, math.inf)
-                rate = self._value(s, "rate", 0.0, 1.0)
+                ratio = s.value(s.kind, 0.0, math.inf, self._clock, self._step)
+                rate = s.value("rate", 0.0, 1.0, self._clock, self._step)
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
                 if s.start is not None:
                     rate = torch.where(s.start.is_held(self._step), rate, 0.0)
@@ -272,38 +262,8 @@ class NormControl(Optimizer):
     def _resize(self) -> None:
         for s in self._sets:
             if s.settings["relative_step"] is not None:
-                length = self._value(s, "relative_step", 0.0, math.inf) * self._value(s, s.kind, 0.0, math.inf) * s.reference
-                resize_(s.params, s.before, s.scope, length, self._step)
-
-    def _value(self, s: WeightSet, name: str, low: float, high: float) -> Tensor | float:
-        """A setting's value at this step, refused where it can be seen, without waiting for a device, to be wrong."""
-        schedule = s.settings[name]
-        if callable(schedule) and not isinstance(schedule, Schedule):  # put into the group by hand
-            schedule = s.settings[name] = custom(schedule)
-        if isinstance(schedule, lr_times) and any(g["lr"] is not s.settings["lr"] and g["lr"] != s.settings["lr"] for g in s.groups):
-            raise ValueError(
-                f"rate={schedule!r} follows the learning rate, but the groups that share the global norm have different ones: "
-                f"{[float(g['lr']) for g in s.groups]}. Use scope='group', so that each group has a norm and a rate of its own."
-            )
-        on_host = self._clock["counted"] and not torch.compiler.is_compiling()
-        value = schedule
-        if isinstance(schedule, Schedule):
-            step = torch.tensor(self._clock["calls"], dtype=s.initial.dtype) if on_host else self._step.to(s.initial.dtype)
-            value = schedule.at(step, s.settings)
-        if not on_host:
-            return value
-        if isinstance(schedule, trace):
-            schedule.note_end(self._clock["calls"])
-        if isinstance(value, Tensor):
-            if not value.is_cpu:  # a learning rate that lives on the device
-                return value
-            value = value.item()
-        if not low <= value <= high:
-            raise ValueError(
-                f"{name}={schedule!r} is {value:g} at step {self._clock['calls']}: it must stay within [{low:g}, {high:g}]. "
-                "Mend the schedule; the weights were not scaled at this step."
-            )
-        return value
+                part, ratio = (s.value(name, 0.0, math.inf, self._clock, self._step) for name in ("relative_step", s.kind))
+                resize_(s.params, s.before, s.scope, part * ratio * s.reference, self._step)
 
     def norms(self) -> dict[str, Reading]:
         """The norm, target, ratio to the initial norm and last factor of everything that is controlled.
@@ -392,8 +352,8 @@ class NormControl(Optimizer):
         for group in self.param_groups:
             group["control_step"] = step
             group["norm0"] = group["norm0"].to(step.device)
-        self._clock = {"calls": int(step.item()), "counted": True}
-        self._fresh = self._clock["calls"] == 0
+        self._clock = Clock(int(step.item()))
+        self._fresh = self._clock.calls == 0
         self._build()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)

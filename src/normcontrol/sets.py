@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from normcontrol.clock import Clock
 from normcontrol.law import Integral, Law, law_of
 from normcontrol.policy import is_controlled
+from normcontrol.schedule import Schedule, custom, lr_times, trace
 from normcontrol.scope import Weights, join, parse_scope
 from normcontrol.settings import PLAIN, Group, check_sharded, check_shared, target_kind
 from normcontrol.sharding import Shards, Spread, is_dtensor, shards_of
@@ -110,6 +112,34 @@ class WeightSet:
         counts = [math.sqrt(p.numel() / n) for p, n in zip(self.params, sizes, strict=True) for _ in range(n)]
         units = torch.tensor(counts, dtype=self.initial.dtype, device=self.initial.device)
         return join(units if self.shards is None else self.shards.held(units), self.scope)
+
+    def value(self, name: str, low: float, high: float, clock: Clock, step: Tensor) -> Tensor | float:
+        """A setting's value at this step, refused where it can be seen, without waiting for a device, to be wrong."""
+        schedule = self.settings[name]
+        if callable(schedule) and not isinstance(schedule, Schedule):  # put into the group by hand
+            schedule = self.settings[name] = custom(schedule)
+        if isinstance(schedule, lr_times) and any(
+            g["lr"] is not self.settings["lr"] and g["lr"] != self.settings["lr"] for g in self.groups
+        ):
+            raise ValueError(
+                f"rate={schedule!r} follows the learning rate, but the groups that share the global norm have different ones: "
+                f"{[float(g['lr']) for g in self.groups]}. Use scope='group', so that each group has a norm and a rate of its own."
+            )
+        value = schedule.at(clock.now(step, self.initial.dtype), self.settings) if isinstance(schedule, Schedule) else schedule
+        if not clock.knows:
+            return value
+        if isinstance(schedule, trace):
+            schedule.note_end(clock.calls)
+        if isinstance(value, Tensor):
+            if not value.is_cpu:  # a learning rate that lives on the device
+                return value
+            value = value.item()
+        if not low <= value <= high:
+            raise ValueError(
+                f"{name}={schedule!r} is {value:g} at step {clock.calls}: it must stay within [{low:g}, {high:g}]. "
+                "Mend the schedule; the weights were not scaled at this step."
+            )
+        return value
 
     def reading(self, ratio: Tensor | float) -> Reading:
         """The last step's numbers; before the first, the initial norms and the target for ``ratio``."""
