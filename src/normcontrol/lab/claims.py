@@ -50,6 +50,16 @@ class Trial:
         return statistics.fmean(self.values(key))
 
 
+def edges_of(trials: list[Trial]) -> dict[str, float] | None:
+    """The settings of the best trial that lie at the edge of what was tried, three values or more; None if none was tuned so."""
+    best = min(trials, key=Trial.mean)
+    settings = [dict(t.cells[0].settings) for t in trials]
+    tried = {key: sorted({own[key] for own in settings if key in own}) for key, _ in best.cells[0].settings}
+    tuned = {key: values for key, values in tried.items() if len(values) >= 3}
+    found = {key: value for key, value in best.cells[0].settings if key in tuned and value in (tuned[key][0], tuned[key][-1])}
+    return found if tuned else None
+
+
 @dataclass(frozen=True)
 class Evidence:
     """The cells of a study and what came of them."""

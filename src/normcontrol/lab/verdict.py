@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from normcontrol.lab.claims import NOT_RUN, Claim, Evidence, Finding, Trial, difference
+from normcontrol.lab.claims import NOT_RUN, Claim, Evidence, Finding, Trial, difference, edges_of
 from normcontrol.lab.config import Config
 from normcontrol.lab.ledger import Ledger
 from normcontrol.lab.results import Record
@@ -183,17 +183,10 @@ def inside(trials: list[Trial]) -> str:
     best = min(trials, key=Trial.mean, default=None)
     if best is None or not math.isfinite(best.mean()):
         return "none finished"
-    edges, axes = [], 0
-    for key, value in best.cells[0].settings:
-        values = sorted({dict(t.cells[0].settings)[key] for t in trials if key in dict(t.cells[0].settings)})
-        if len(values) < 3:
-            continue
-        axes += 1
-        if value in (values[0], values[-1]):
-            edges.append(f"{key}={value:g}")
-    if not axes:
+    edges = edges_of(trials)
+    if edges is None:
         return "not tuned"
-    return f"at the edge: {', '.join(edges)}" if edges else "inside"
+    return f"at the edge: {', '.join(f'{key}={value:g}' for key, value in edges.items())}" if edges else "inside"
 
 
 def _counts(rows: list[Row], base: Trial | None) -> list[str]:

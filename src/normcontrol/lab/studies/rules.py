@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from normcontrol.lab.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED, Claim, Evidence, Finding, Trial, difference, lower
+from normcontrol.lab.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED, Claim, Evidence, Finding, Trial, difference, edges_of, lower
 from normcontrol.lab.config import Config
 from normcontrol.lab.data import padded
 from normcontrol.lab.model import GPT, INIT_STD
@@ -99,7 +99,7 @@ def horizon(evidence: Evidence) -> Finding:
         seeds = set.intersection(*(set(t.seeds) for t in (*short, *long))) if short and long else set()
         if len(short) < 3 or len(long) < 3 or not seeds:
             return Finding(NOT_RUN)
-        cut_off += [key for trials in (short, long) if _is_at_the_edge(trials, key)]
+        cut_off += [key for trials in (short, long) if key in (edges_of(trials) or ())]
         moved[key] = {seed: abs(power * (_best_setting(long, key, seed) - _best_setting(short, key, seed))) for seed in sorted(seeds)}
     both = sorted(set(moved["weight_decay"]) & set(moved["ratio"]))
     found = paired([moved["weight_decay"][s] for s in both], [moved["ratio"][s] for s in both])
@@ -110,12 +110,6 @@ def horizon(evidence: Evidence) -> Finding:
     if found.half is None:
         return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
     return Finding(SUPPORTED if found.above else REFUTED if found.below else NOT_SHOWN, numbers)
-
-
-def _is_at_the_edge(trials: list[Trial], key: str) -> bool:
-    values = sorted(dict(t.cells[0].settings)[key] for t in trials)
-    best = min(trials, key=lambda t: t.mean())
-    return dict(best.cells[0].settings)[key] in (values[0], values[-1])
 
 
 def _best_setting(trials: list[Trial], key: str, seed: int) -> float:
