@@ -22,13 +22,13 @@ INTRODUCTION = """# Results
 What the [studies](studies.md) under `results/` showed, negative parts included. This page is written by `python docs/make_results.py` from
 their raw files; `normcontrol report results/STUDY` makes a page of each with curves to zoom into and every run's settings.
 
-**In short.** On a model of 0.17 M weights, every claim with five seeds: AdamWN has a lower loss than AdamW when both are tuned, but
+**In short.** On a model of 0.17 M weights, losses compared over five seeds: AdamWN has a lower loss than AdamW when both are tuned, but
 most of it is had by starting AdamW from scaled weights; given the same start, AdamWN is still ahead, by less. It is not AdamC's schedule.
 The norm ends where it was asked to, at every learning rate. One norm for all matrices is better than one for each tensor, and LayerNorm
 is better left alone, as the paper says. Not as expected: a controller ten times as slow is worse (whether by more than the paper gained is
-not shown), and the law of the steady offset does not hold with one constant, since the tied embedding's gradients are no random
-walk. Whether the best decay depends on the horizon cannot be told: it lies at the edge of what was tried. At 45 M weights the grid is
-not finished, and runs that differ in the seed alone differ by more than the methods do: nothing is shown there yet.
+not shown), and the law of the steady offset does not hold with one constant (single runs; the tied embedding is a likely reason, see
+[predictions](predict.md)). Whether the best decay depends on the horizon cannot be told: it lies at the edge of what was tried. At 45 M
+weights the grid is not finished, and runs that differ in the seed alone differ by more than the methods do: nothing is shown there yet.
 
 How to read it: a difference pairs runs that share initial weights and the order of the data, ± is half of its 95 % interval, and n
 the number of pairs. *Shown* means that the interval leaves zero out. A claim was written down with the rule that would refute it before

@@ -33,7 +33,7 @@ def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor, places: Sequ
     True
     """
     factor, seed = scale.to(weight.device, torch.float32), seed.to(weight.device, torch.int32)
-    if weight.is_cuda and factor.numel() == 1 and places is None and weight.is_contiguous() and _in_one_launch_(weight, factor, seed):
+    if places is None and _in_one_launch_(weight, factor, seed):
         return
     dropped = (1 << DROPPED_BITS[weight.dtype]) - 1
     by_row = factor.dim() > 0 and factor.size(0) > 1
@@ -53,8 +53,9 @@ def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor, places: Sequ
 
 
 def _in_one_launch_(weight: Tensor, factor: Tensor, seed: Tensor) -> bool:
-    """The same through a Triton kernel, if there is one: the operations below are thirty passes over the weight."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not weight.numel():
+    """One factor for a whole tensor on a GPU, through a Triton kernel if there is one: the plain operations are some twenty passes."""
+    whole = weight.is_cuda and weight.is_contiguous() and weight.numel() > 0 and factor.numel() == 1
+    if not whole or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
     try:
         from normcontrol import kernels
