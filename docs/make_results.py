@@ -6,6 +6,7 @@ that is not a result is in ``INTRODUCTION``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -81,14 +82,16 @@ def section(ledger: Ledger) -> Iterator[str]:
 
 def provenance(verdict: Verdict) -> Iterator[str]:
     """By which command, on which machine, from which source."""
-    seen: dict[tuple[str, str], str] = {}
+    seen: dict[tuple[str, str], dict[str, None]] = {}
     for row in verdict.rows:
         for record in row.trial.records:
             e = record.environment
             named = [Path(word).name if word.startswith("/") else word for word in e["command"][1:]]  # where it lay says nothing here
-            seen.setdefault((e["device"], e["packages"]["torch"]), " ".join(["normcontrol", *named]))
-    for (device, torch), command in seen.items():
-        yield f"Run on {device} with torch {torch} by\n\n```console\n{command}\n```\n"
+            command = re.sub(" --(limit-minutes|only)( [^-]\\S*)+", "", " ".join(["normcontrol", *named]))  # how much of it at a time
+            seen.setdefault((e["device"], e["packages"]["torch"]), {})[command] = None
+    for (device, torch), commands in seen.items():
+        lines = "\n".join(commands)
+        yield f"Run on {device} with torch {torch} by\n\n```console\n{lines}\n```\n"
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

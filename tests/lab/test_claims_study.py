@@ -49,8 +49,11 @@ def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_c
     assert [sum(c.arm == arm for c in rest) for arm in ("AdamW", "AdamWN")] == [6, 6]
     study.run(rest)
     assert study.cells("seeds") == []
+    seconds = study.cells("seconds")
+    assert [(c.arm, c.seed) for c in seconds] == [("AdamW", 1), ("AdamW", 2), ("AdamWN", 1), ("AdamWN", 2)]
+    assert {(c.config.optim.lr, c.config.optim.ratio) for c in seconds if c.arm == "AdamWN"} == {(2e-3, 1.3)}
     assert {c.part for c in study.ledger.cells(study.done)} == {
-        *("grid", "seeds", "rate", "start", "horizon", "controls", "scope", "layernorm", "offset")
+        *("grid", "seeds", "seconds", "rate", "start", "horizon", "controls", "scope", "layernorm", "offset")
     }
 
 

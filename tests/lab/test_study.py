@@ -322,6 +322,16 @@ def test_ctrl_c_saves_the_cell_that_is_under_way(study, tmp_path, config):
     assert len(list((out / "work").glob("*/checkpoints/*.pt"))) == 1
 
 
+def test_a_cell_that_was_stopped_counts_the_time_before_it(config, tmp_path, monkeypatch):
+    job = runner.Job("id", "cell", config, tmp_path / "work", tmp_path / "data")
+    monkeypatch.setattr(runner, "train", lambda config, out, **options: out.mkdir() or False)
+    assert runner.run_cell(job) is None
+    (job.work / runner.SPENT).write_text("1000")
+    monkeypatch.undo()
+    assert 1000 < runner.run_cell(job).seconds < 2000
+    assert not job.work.exists()
+
+
 def test_the_live_table_fills_in():
     rich = pytest.importorskip("rich.console")
     live = study_display.Live()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fakes import FakeLedger, record
 
-from normcontrol.lab import stats
+from normcontrol.lab import charts, stats
 from normcontrol.lab.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED
 from normcontrol.lab.config import Config
 from normcontrol.lab.studies import STUDIES, rules
 from normcontrol.lab.study import Study, grid
+from normcontrol.lab.study_report import curve, drawn
 from normcontrol.lab.verdict import judge, lines
 
 NOISE = {0: 0.0, 1: 0.003, 2: -0.004, 3: 0.001, 4: 0.002}
@@ -44,10 +47,29 @@ def test_a_difference_that_is_there_is_shown_with_its_interval_and_the_tuning():
     assert second == "Each had 3 trials; the best of AdamWN is inside its grid, that of AdamW inside its grid."
     row = dict(zip(verdict.headings(), verdict.table()[1], strict=True))
     assert row["n"] == "3"
+    assert row["s.d."] == f"{statistics.stdev(0.9 * NOISE[seed] for seed in range(3)):.4f}"
     assert row["loss on owt"] == "3.9797"
     assert row["difference on owt"].startswith("-0.0200 ±")
     assert row["steps to baseline"] == "100%"  # a straight line down to 2.98 passes 3.00 in the last thousandth
     assert not verdict.flags
+
+
+def test_the_picture_pairs_seeds_as_the_table_does():
+    """With a seed missing in one arm, a difference of means would hold that seed's noise too."""
+
+    def cells(scale, done):
+        return [c for c in two_arms(scale, done) if c.config.optim.lr == 2e-3 and (c.arm, c.seed) != ("AdamWN", 2)]
+
+    def of(cell):
+        return record(cell, 3 + cell.seed - (0.5 if cell.arm == "AdamWN" else 0.0))
+
+    adamw, adamwn = (curve(trial) for trial in drawn(judge(FakeLedger(Study("s", cells, baseline="AdamW"), of))))
+    differences = adamwn.less(adamw)
+    assert [list(run.values())[-1] for run in differences] == [-0.5, -0.5]
+    assert list(charts.mean(differences).values())[-1] == -0.5
+    axes = Figure().subplots()
+    charts.val_difference(axes, [adamw, adamwn])
+    assert [line.get_ydata()[-1] for line in axes.lines] == [0.0, -0.5]
 
 
 def test_a_difference_within_the_noise_is_not_shown_and_says_what_could_have_been():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,47 +16,59 @@ from matplotlib.figure import Figure
 from normcontrol import constant, linear
 from normcontrol.lab.page import COLOURS
 
+Series = Mapping[int, float]
+"""Values at steps."""
+
+MEASURED = ("loss", "val_loss", "ratio")
+"""What a run must have measured to be drawn."""
+
 
 @dataclass(frozen=True)
 class Curve:
-    """What one arm did, averaged over its seeds: values at steps."""
+    """What one arm did, run by run."""
 
     name: str
-    train: tuple[list[int], list[float]]
-    val: tuple[list[int], list[float]]
-    ratio: tuple[list[int], list[float]]
+    runs: Mapping[int, Mapping[str, Series]]
+    """By seed, and by what was measured."""
     target: float | None
+
+    def of(self, key: str) -> list[Series]:
+        return [measured[key] for measured in self.runs.values()]
+
+    def less(self, base: Curve) -> list[Series]:
+        """The validation loss minus that of another arm's run with the same seed, for the seeds that both have."""
+        pairs = [(self.runs[seed]["val_loss"], base.runs[seed]["val_loss"]) for seed in self.runs if seed in base.runs]
+        return [{step: mine[step] - theirs[step] for step in mine if step in theirs} for mine, theirs in pairs]
 
 
 Panel = Callable[[Axes, list[Curve]], None]
 
 
 def train_loss(ax: Axes, curves: list[Curve]) -> None:
-    for i, curve in enumerate(curves):
-        steps, loss = curve.train
-        ax.plot(steps, _smoothed(loss), color=_colour(i), label=curve.name, linewidth=1.3)
+    smoothed = [_smoothed(mean(curve.of("loss"))) for curve in curves]
+    for i, (curve, loss) in enumerate(zip(curves, smoothed, strict=True)):
+        ax.plot(list(loss), list(loss.values()), color=_colour(i), label=curve.name, linewidth=1.3)
     ax.set_title("training loss (running mean)")
-    _zoom(ax, [value for curve in curves for value in _smoothed(curve.train[1])])
+    _zoom(ax, smoothed)
 
 
 def val_loss(ax: Axes, curves: list[Curve]) -> None:
     for i, curve in enumerate(curves):
-        ax.plot(*curve.val, color=_colour(i), label=curve.name, linewidth=1.3, marker="o", markersize=2.5)
+        _with_range(ax, curve.of("val_loss"), i)
     ax.set_title("validation loss")
-    _zoom(ax, [value for curve in curves for value in curve.val[1]])
+    _zoom(ax, [mean(curve.of("val_loss")) for curve in curves])
 
 
 def val_difference(ax: Axes, curves: list[Curve]) -> None:
-    base = dict(zip(*curves[0].val, strict=True))
     for i, curve in enumerate(curves):
-        shared = [(step, value - base[step]) for step, value in zip(*curve.val, strict=True) if step in base]
-        ax.plot(*zip(*shared, strict=True), color=_colour(i), label=curve.name, linewidth=1.3, marker="o", markersize=2.5)
+        _with_range(ax, curve.less(curves[0]), i)
     ax.set_title(f"validation loss minus that of {curves[0].name}")
 
 
 def norm_ratio(ax: Axes, curves: list[Curve]) -> None:
     for i, curve in enumerate(curves):
-        ax.plot(*curve.ratio, color=_colour(i), label=curve.name, linewidth=1.3)
+        ratio = mean(curve.of("ratio"))
+        ax.plot(list(ratio), list(ratio.values()), color=_colour(i), label=curve.name, linewidth=1.3)
         if curve.target is not None:
             ax.axhline(curve.target, color=_colour(i), linestyle=":", linewidth=1)
     ax.set_title("norm of the weights / initial norm (dotted: target)")
@@ -113,16 +126,35 @@ def _colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def _smoothed(values: list[float]) -> list[float]:
+def mean(runs: Sequence[Series]) -> Series:
+    """The mean over runs, at the steps that all of them have."""
+    return {step: statistics.fmean(values) for step, values in _together(runs).items()}
+
+
+def _together(runs: Sequence[Series]) -> dict[int, list[float]]:
+    shared = set.intersection(*(set(run) for run in runs)) if runs else set()
+    return {step: [run[step] for run in runs] for step in sorted(shared)}
+
+
+def _with_range(ax: Axes, runs: Sequence[Series], index: int) -> None:
+    """The mean over seeds as a line, and from the lowest to the highest run as a band."""
+    values = _together(runs)
+    steps, colour = list(values), _colour(index)
+    ax.plot(steps, [statistics.fmean(v) for v in values.values()], color=colour, linewidth=1.3, marker="o", markersize=2.5)
+    if len(runs) > 1:
+        ax.fill_between(steps, [min(v) for v in values.values()], [max(v) for v in values.values()], color=colour, alpha=0.12, linewidth=0)
+
+
+def _smoothed(series: Series) -> Series:
     """The running mean over the last twentieth of the curve's length."""
-    window = max(len(values) // 20, 1)
-    sums = np.cumsum([0.0, *values])
-    return [float((sums[i] - sums[max(i - window, 0)]) / (i - max(i - window, 0))) for i in range(1, len(values) + 1)]
+    window = max(len(series) // 20, 1)
+    sums = np.cumsum([0.0, *series.values()])
+    return {step: float((sums[i] - sums[max(i - window, 0)]) / (i - max(i - window, 0))) for i, step in enumerate(series, start=1)}
 
 
-def _zoom(ax: Axes, values: list[float]) -> None:
+def _zoom(ax: Axes, shown: Sequence[Series]) -> None:
     """Show the part of the losses that matters: the steep start would flatten all the rest."""
-    finite = np.asarray([v for v in values if np.isfinite(v)])
+    finite = np.asarray([v for series in shown for v in series.values() if np.isfinite(v)])
     if len(finite) > 10:
         low, high = float(finite.min()), float(np.quantile(finite, 0.9))
         ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))

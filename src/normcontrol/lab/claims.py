@@ -6,6 +6,7 @@ outcomes, and the usual one when there are few seeds.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class Trial:
 
     def mean(self, key: str = "val_loss") -> float:
         return statistics.fmean(self.values(key))
+
+    def spread(self, key: str = "val_loss") -> float | None:
+        """The standard deviation over seeds; None of one seed, or if a run diverged."""
+        values = self.values(key)
+        return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
 
 
 def edges_of(trials: list[Trial]) -> dict[str, float] | None:

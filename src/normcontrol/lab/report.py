@@ -83,15 +83,12 @@ def verdict(results: list[Result]) -> str:
 
 
 def curve(result: Result) -> charts.Curve:
-    """An arm's curves, averaged over its seeds at the steps that all of them have."""
-    runs = result.metrics()
-
-    def mean(key: str) -> tuple[list[int], list[float]]:
-        series = [{line["step"]: line[key] for line in lines if key in line and "skipped" not in line} for lines in runs]
-        steps = sorted(set.intersection(*(set(s) for s in series)))
-        return steps, [statistics.fmean(s[step] for s in series) for step in steps]
-
-    return charts.Curve(result.arm.name, mean("loss"), mean("val_loss"), mean("ratio"), _target(result))
+    """An arm's curves, seed by seed."""
+    runs = {
+        seed: {key: {line["step"]: line[key] for line in lines if key in line and "skipped" not in line} for key in charts.MEASURED}
+        for seed, lines in enumerate(result.metrics())
+    }
+    return charts.Curve(result.arm.name, runs, _target(result))
 
 
 def _target(result: Result) -> float | None:

@@ -38,6 +38,9 @@ Show = Callable[[str, Status], None]
 MARGIN = 1.1
 """A cell is started only if so many times its expected duration are left."""
 
+SPENT = "seconds"
+"""In the folder of a cell that was stopped: how long it has been run so far."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -55,12 +58,17 @@ _warm = Warm()
 
 def run_cell(job: Job, show: Show = lambda label, status: None) -> Record | None:
     """Train one cell; None when it was stopped (and saved) before its end. What goes wrong is a record too."""
-    started, error = time.perf_counter(), ""
+    started, error, spent = time.perf_counter(), "", job.work / SPENT
+
+    def seconds() -> float:
+        return time.perf_counter() - started + (float(spent.read_text()) if spent.exists() else 0.0)
+
     if (job.work / CONFIG).exists() and not set(differences(Config.load(job.work / CONFIG), job.config)) <= FREE:
         shutil.rmtree(job.work)  # the data moved: what was begun cannot be gone on with
     try:
         going_on = (job.work / CONFIG).exists()
         if not train(job.config, job.work, resume=going_on, display=lambda s: show(job.label, s), cache=job.cache, warm=_warm):
+            spent.write_text(str(seconds()))
             return None
     except LabError as problem:
         error = str(problem)
@@ -68,7 +76,7 @@ def run_cell(job: Job, show: Show = lambda label, status: None) -> Record | None
         error = f"{type(problem).__name__}: {problem}"
     lines = metrics.read(job.work)
     environment = json.loads((job.work / ENVIRONMENT).read_text()) if (job.work / ENVIRONMENT).exists() else {}
-    record = results.summarise(job.id, job.config, environment, lines, time.perf_counter() - started, error)
+    record = results.summarise(job.id, job.config, environment, lines, seconds(), error)
     shutil.rmtree(job.work, ignore_errors=True)
     return record
 

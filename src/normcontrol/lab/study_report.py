@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 
 from normcontrol.lab import charts, optim
@@ -83,7 +82,8 @@ def _run(cell: Cell, record: Record, chosen: bool, baseline: bool) -> Run:
 def tables(ledger: Ledger, verdict: Verdict) -> list[Table]:
     note = (
         "Each arm by its trial with the most seeds, and of those the best. Differences pair runs that share initial weights and the order "
-        "of the data; ± is half of the 95 % interval (Student's t). Detectable: the difference that four of five such studies would show."
+        "of the data; ± is half of the 95 % interval (Student's t), s.d. the standard deviation of the loss over seeds. Detectable: the "
+        "difference that four of five such studies would show."
     )
     found = [Table("Results", verdict.headings(), verdict.table(), note)] if verdict.rows else []
     if verdict.findings:
@@ -117,14 +117,12 @@ def _where(verdict: Verdict) -> list[Table]:
 
 
 def curve(trial: Trial) -> charts.Curve:
-    """A trial's curves, averaged over its seeds at the steps that all of them have."""
-
-    def mean(key: str) -> tuple[list[int], list[float]]:
-        series = [dict(zip(*record.curves[key], strict=True)) for record in trial.records]
-        steps = sorted(set.intersection(*(set(s) for s in series)))
-        return steps, [statistics.fmean(s[step] for s in series) for step in steps]
-
+    """A trial's curves, seed by seed."""
+    runs = {
+        cell.seed: {key: dict(zip(*record.curves[key], strict=True)) for key in charts.MEASURED}
+        for cell, record in zip(trial.cells, trial.records, strict=True)
+    }
     config = config_of(trial.records[0])
     # The curve is the matrices' norm; with LayerNorm controlled too, the target is another norm's.
     target = None if config.optim.norm_layers else optim.target_at(config.optim, config.run.steps)
-    return charts.Curve(trial.name, mean("loss"), mean("val_loss"), mean("ratio"), target)
+    return charts.Curve(trial.name, runs, target)

@@ -80,23 +80,23 @@ class Verdict:
     def headings(self) -> list[str]:
         more = [f"{what} {key.removeprefix('val_loss_')}" for key in self.losses[1:] for what in ("loss on", "difference on")]
         tuning = ["steps to baseline", "detectable", "trials", "optimum", "diverged, failed"]
-        return ["arm", "trial", "n", "val loss", "minus baseline", *more, "ratio", *tuning]
+        return ["arm", "trial", "n", "val loss", "s.d.", "minus baseline", *more, "ratio", *tuning]
 
     def table(self) -> list[list[str]]:
         return [self._cells(row) for row in self.rows]
 
     def _cells(self, row: Row) -> list[str]:
         trial, main = row.trial, row.differences.get("val_loss")
-        losses = []
-        for key in self.losses:
-            found = row.differences.get(key)
-            losses += [_number(trial.mean(key)), "-" if found is None else str(found)]
+        elsewhere = [text for key in self.losses[1:] for text in (_number(trial.mean(key)), str(row.differences.get(key, "-")))]
         steps = trial.cells[0].config.run.steps
         return [
             row.arm,
             trial.cells[0].trial,
             str(len(trial.seeds)),
-            *losses,
+            _number(trial.mean()),
+            "-" if (spread := trial.spread()) is None else f"{spread:.4f}",
+            str(main or "-"),
+            *elsewhere,
             _number(trial.mean("ratio"), 3),
             "-" if row.steps_to is None else f"{row.steps_to / steps:.0%}",
             "-" if main is None or main.detectable is None else f"{main.detectable:.4f}",

@@ -2,7 +2,8 @@
 
 In parts, the most telling first, so that what is finished is of use whenever it is stopped: decays and ratios at the
 learning rate expected to be best, the best of each and the controls with paired seeds, the other learning rates (and the seeds
-again, if one of them is better), then the smaller questions. A part that starts from the best cells is known when they are.
+again, if one of them is better), the second best with seeds, as one seed may have chosen wrongly, then the smaller questions.
+A part that starts from the best cells is known when they are.
 """
 
 from __future__ import annotations
@@ -62,9 +63,12 @@ def cells(scale: str, done: Results) -> list[Cell]:
     wanted += rest
     if not done.done(rest):
         return wanted
-    adamw, adamwn = best([c for c in wanted if c.part in ("grid", "edges")], done)
+    tried_once = [c for c in wanted if c.part in ("grid", "edges")]
+    adamw, adamwn = best(tried_once, done)
     if (adamw, adamwn) != first:
         wanted += compared(r, adamw, adamwn)
+    for second in best([c for c in tried_once if c not in (adamw, adamwn)], done):
+        wanted += seeded(second, r.seeds, "seconds")
     for rate in (r.rate[0], r.rate[2], r.rate[1]):
         wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
     wanted += seeded(held(adamwn), r.seeds, "start")
