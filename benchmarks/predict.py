@@ -41,7 +41,7 @@ KINDS = tuple(NAMES)
 
 
 def records(path: Path) -> list[Record]:
-    """The finished AdamW runs in a run's folder, a study's folder (one seed of each), or the file of a study's cell."""
+    """The finished AdamW runs in a run's folder, a study's folder (one seed of each, longest first), or the file of a study's cell."""
     if (path / CONFIG).exists():
         config = Config.load(path / CONFIG)
         if not finished(path, config):
@@ -54,7 +54,8 @@ def records(path: Path) -> list[Record]:
     if not kept:
         raise SystemExit(f"{path} holds no finished run of AdamW, and other methods' norms are not predicted by this. Give one that does.")
     first = min(r.config["init_seed"] for r in kept)
-    return sorted((r for r in kept if r.config["init_seed"] == first), key=lambda r: (-r.config["lr"], -r.config["weight_decay"]))
+    kept = [r for r in kept if r.config["init_seed"] == first and r.config["init_scale"] == 1]  # a scaled start is a study's control
+    return sorted(kept, key=lambda r: (-r.config["steps"], -r.config["lr"], -r.config["weight_decay"]))
 
 
 class Run:
@@ -93,7 +94,8 @@ class Run:
 
 def compare(paths: list[Path]) -> dict[str, Any]:
     """Predictions for every run, the calibrated ones from the first."""
-    runs = [Run(record) for path in paths for record in records(path)]
+    found = {record.id: record for path in paths for record in records(path)}  # two studies may share a run
+    runs = [Run(record) for record in found.values()]
     constants = predict.calibrate(runs[0].trace())
     return {
         "command": shlex.join(["python", "benchmarks/predict.py", *sys.argv[1:]]),
@@ -155,23 +157,65 @@ def table(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Measured and predicted curves of every run, and the bounds at the end."""
+    """Curves while they can be told apart; of more runs, where they ended."""
     import matplotlib
 
     matplotlib.use("Agg")
+    runs, kinds = result["runs"], [kind for kind in KINDS if kind in result["runs"][0]]
+    figure = curves(runs, kinds) if len(runs) <= 6 else ends(runs, kinds)
+    figure.savefig(path, dpi=110)
+
+
+BLACK, ORANGE, BLUE = "#333333", "#e08214", "#2171b5"
+
+
+def ends(runs: list[dict[str, Any]], kinds: list[str]) -> Any:
+    """Final norms: predicted, with the bounds of the calibrated prediction, against measured."""
     import matplotlib.pyplot as plt
 
-    black, orange, blue = "#333333", "#e08214", "#2171b5"
-    runs, kinds = result["runs"], [kind for kind in KINDS if kind in result["runs"][0]]
+    figure, axes = plt.subplots(1, len(kinds), figsize=(5.2 * len(kinds), 4.9), layout="constrained", squeeze=False)
+    horizons = sorted({run["steps"] for run in runs}, reverse=True)
+    for ax, kind in zip(axes[0], kinds, strict=True):
+        for marker, steps in zip("osD^", horizons, strict=False):
+            found = [run[kind] for run in runs if run["steps"] == steps]
+            x = [f["measured"] for f in found]
+            y = [f["calibrated"]["ratio"] for f in found]
+            bars = [
+                [f["calibrated"]["ratio"] - f["calibrated"]["low"] for f in found],
+                [f["calibrated"]["high"] - f["calibrated"]["ratio"] for f in found],
+            ]
+            plain = [f["uncalibrated"]["ratio"] for f in found]
+            ax.errorbar(
+                x, y, yerr=bars, color=BLUE, fmt=marker, ms=5.5, elinewidth=0.8, alpha=0.9, label=f"calibrated on one run, {steps:,} steps"
+            )
+            ax.plot(x, plain, marker, color=ORANGE, mfc="none", ms=6.5, label=f"C = 1, {steps:,} steps")
+        low, high = ax.get_xlim()
+        low, high = min(low, 0.85), high * 1.05
+        ax.plot([low, high], [low, high], color=BLACK, lw=1, zorder=0)
+        ticks = [tick for tick in (1, 1.5, 2, 3, 4) if low < tick < high]
+        ax.set(xscale="log", yscale="log", xlim=(low, high), xlabel="measured: norm / initial norm", ylabel="predicted")
+        ax.set_xticks(ticks, [f"{t:g}" for t in ticks], minor=False)
+        ax.set_yticks([*ticks, 6], [f"{t:g}" for t in (*ticks, 6)], minor=False)
+        ax.minorticks_off()
+        ax.set_title(NAMES[kind], loc="left", fontsize=10.5, fontweight="bold")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(horizons), frameon=False)
+    return figure
+
+
+def curves(runs: list[dict[str, Any]], kinds: list[str]) -> Any:
+    """Measured and predicted curves of every run, and the bounds at the end."""
+    import matplotlib.pyplot as plt
+
     size = (3.1 * len(runs), 2.9 * len(kinds))
     figure, axes = plt.subplots(len(kinds), len(runs), figsize=size, sharex="col", sharey="row", layout="constrained", squeeze=False)
     for j, (row, kind) in enumerate(zip(axes, kinds, strict=True)):
         for i, (ax, run) in enumerate(zip(row, runs, strict=True)):
             found, end = run[kind], run["steps"]
-            ax.plot(found["steps"], found["uncalibrated"]["curve"], color=orange, lw=1.8, ls="--", label="predicted, C = 1")
-            ax.plot(found["steps"], found["calibrated"]["curve"], color=blue, lw=1.8, label="predicted, calibrated on the first run")
-            ax.plot(found["steps"], found["curve"], color=black, lw=2.2, label="measured")
-            for key, colour, shift in (("uncalibrated", orange, 1.04), ("calibrated", blue, 1.09)):
+            ax.plot(found["steps"], found["uncalibrated"]["curve"], color=ORANGE, lw=1.8, ls="--", label="predicted, C = 1")
+            ax.plot(found["steps"], found["calibrated"]["curve"], color=BLUE, lw=1.8, label="predicted, calibrated on the first run")
+            ax.plot(found["steps"], found["curve"], color=BLACK, lw=2.2, label="measured")
+            for key, colour, shift in (("uncalibrated", ORANGE, 1.04), ("calibrated", BLUE, 1.09)):
                 p = found[key]
                 bars = [[p["ratio"] - p["low"]], [p["high"] - p["ratio"]]]
                 ax.errorbar([end * shift], [p["ratio"]], yerr=bars, color=colour, fmt="o", ms=4, capsize=3)
@@ -184,7 +228,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             ax.spines[["top", "right"]].set_visible(False)
             ax.set_xlim(0, end * 1.13)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=110)
+    return figure
 
 
 def main() -> None:
