@@ -12,10 +12,10 @@ from normcontrol.lab.study import identity
 
 
 class Pretended:
-    """The claims study at small scale, with results by a formula."""
+    """The claims study, at small scale unless told otherwise, with results by a formula."""
 
-    def __init__(self, corpus, tmp_path, best_decay=0.3, best_lr=2e-3):
-        self.ledger = begin(tmp_path / "out", "claims", "small", str(corpus))
+    def __init__(self, corpus, tmp_path, best_decay=0.3, best_lr=2e-3, scale="small"):
+        self.ledger = begin(tmp_path / "out", "claims", scale, str(corpus))
         self.done = self.ledger.results()
         self.best_decay, self.best_lr = best_decay, best_lr
 
@@ -55,6 +55,18 @@ def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_c
     assert {c.part for c in study.ledger.cells(study.done)} == {
         *("grid", "seeds", "seconds", "rate", "start", "horizon", "controls", "scope", "layernorm", "offset")
     }
+
+
+def test_where_runs_are_cheap_every_trial_gets_every_seed_in_the_end(corpus, tmp_path):
+    study = Pretended(corpus, tmp_path, scale="tiny", best_lr=3e-3, best_decay=1.0)
+    while todo := [c for c in study.ledger.cells(study.done) if study.done.of(c) is None]:
+        study.run(todo)
+    trials = {c.trial: set() for c in study.ledger.cells(study.done) if c.part == "grid"}
+    for cell in study.ledger.cells(study.done):
+        if cell.trial in trials:
+            trials[cell.trial].add(cell.seed)
+    assert len(trials) == 18
+    assert all(seeds == set(range(5)) for seeds in trials.values())
 
 
 def test_a_best_value_at_the_edge_gives_each_arm_one_more_trial(corpus, tmp_path):

@@ -31,7 +31,7 @@ class Ranges:
     """The middle one is that of all other runs."""
     seeds: tuple[int, ...]
     more: tuple[int, ...]
-    """Seeds of the parts after "start"."""
+    """Seeds of the parts after "start", and in the end of every trial."""
     fewer_steps: int
     """The horizon that the scale's own is compared with."""
 
@@ -73,7 +73,8 @@ def cells(scale: str, done: Results) -> list[Cell]:
         wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
     wanted += seeded(held(adamwn), r.seeds, "start")
     wanted += horizons(r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN])
-    return wanted + others(r, adamw, adamwn, same_total_decay(adamw))
+    wanted += others(r, adamw, adamwn, same_total_decay(adamw))
+    return wanted + [c for cell in tried_once for c in seeded(cell, r.more, cell.part)]
 
 
 def row(scale: str, lr: float) -> list[Cell]:
@@ -135,7 +136,7 @@ def others(r: Ranges, adamw: Cell, adamwn: Cell, adamc: Cell) -> list[Cell]:
     steps = max(best.run.steps // 3, 10 * best.optim.ramp)
     constant = best.with_(schedule="wsd", min_lr=1.0, steps=steps, eval_every=steps, ratio=r.ratio[1], ramp=best.optim.ramp)
     for lr, rate in ((r.lr[0], r.rate[1]), (r.lr[1], r.rate[1]), (r.lr[1], r.rate[1] / 5)):
-        found += grid(OFFSET, constant, part="offset", lr=[lr], rate=[rate])
+        found += grid(OFFSET, constant, part="offset", lr=[lr], rate=[rate], seeds=r.more)
     return found
 
 
