@@ -30,11 +30,11 @@ is better left alone, as the paper says. Not as expected: a controller ten times
 not shown), and the law of the steady offset does not hold with one constant (single runs; the tied embedding is a likely reason, see
 [predictions](predict.md)). Whether the best decay depends on the horizon cannot be told: it lies at the edge of what was tried.
 
-On a model of 45 M weights, where the study is not finished, AdamWN ends lower than AdamW in each of three seeds, but AdamW's own seeds
-are so far apart (s.d. in the table) that the difference of the tuned best is *not shown*. The two controls spread less, and AdamWN beats
-both: AdamW from scaled weights over three seeds, AdamC over two. Mind that the controls' decay has not been tuned there; on the smaller
-model, where it has, AdamW from scaled weights came level. And one seed chose the best decay, among trials that differ by less than
-seeds do. The norm again ends where it was asked to.
+On a model of 45 M weights, where the study is not finished, AdamWN ends lower than AdamW in each of three seeds, but AdamW's own seeds are
+so far apart (s.d. in the table; most of it is there by the first evaluation, at step 125) that the difference of the tuned best is *not
+shown*. The two controls spread less, and AdamWN beats both: AdamW from scaled weights over three seeds, AdamC over two. Mind that the
+controls' decay has not been tuned there; on the smaller model, where it has, AdamW from scaled weights came level. And one seed chose the
+best decay, among trials that differ by less than seeds do. The norm again ends where it was asked to.
 
 How to read it: a difference pairs runs that share initial weights and the order of the data, ± is half of its 95 % interval, and n
 the number of pairs. *Shown* means that the interval leaves zero out. A claim was written down with the rule that would refute it before
