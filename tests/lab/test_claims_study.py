@@ -78,6 +78,19 @@ def test_a_best_value_at_the_edge_gives_each_arm_one_more_trial(corpus, tmp_path
     assert next(c for c in study.cells("seeds") if c.arm == "AdamW").config.optim.weight_decay == 0.0333
 
 
+def test_a_best_decay_at_the_edge_of_a_horizon_is_followed_twice(corpus, tmp_path):
+    study = Pretended(corpus, tmp_path, best_decay=1e-4)
+    while todo := [c for c in study.ledger.cells(study.done) if study.done.of(c) is None]:
+        study.run(todo)
+    tried = {}
+    for cell in study.ledger.cells(study.done):
+        if cell.part == "horizon":
+            tried.setdefault(cell.arm, []).append(cell.settings[-1][1])
+    assert sorted(tried["AdamW"]) == sorted(tried["AdamW, fewer steps"]) == [0.0037, 0.0111, 0.0333, 0.1, 0.3, 1.0]
+    assert sorted(tried["AdamWN"]) == sorted(tried["AdamWN, fewer steps"])
+    assert len(tried["AdamWN"]) == 6
+
+
 def test_another_learning_rate_that_is_better_gets_its_seeds_too(corpus, tmp_path):
     study = Pretended(corpus, tmp_path, best_lr=1e-3)
     for part in ("grid", "seeds", "grid"):

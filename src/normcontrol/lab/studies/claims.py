@@ -8,6 +8,8 @@ A part that starts from the best cells is known when they are.
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,7 +74,7 @@ def cells(scale: str, done: Results) -> list[Cell]:
     for rate in (r.rate[0], r.rate[2], r.rate[1]):
         wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
     wanted += seeded(held(adamwn), r.seeds, "start")
-    wanted += horizons(r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN])
+    wanted += horizons(r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN], done=done)
     wanted += others(r, adamw, adamwn, same_total_decay(adamw))
     return wanted + [c for cell in tried_once for c in seeded(cell, r.more, cell.part)]
 
@@ -89,17 +91,24 @@ def edges(cells: list[Cell], done: Results) -> list[Cell]:
     tried = {arm: [c for c in cells if c.arm == arm] for arm in (ADAMW, ADAMWN)}
     more, at_an_edge = [], False
     for arm, own in tried.items():
-        losses = {c.settings[-1][1]: (record.value() if (record := done.of(c)) else float("inf")) for c in own}
-        values = sorted(losses)
-        place = values.index(min(losses, key=lambda v: losses[v]))
-        if place in (0, len(values) - 1):
-            at_an_edge = True
-            value = values[place] ** 2 / values[1 if place == 0 else -2]
-        else:
-            value = (values[place] * min(values[place - 1], values[place + 1], key=lambda v: losses[v])) ** 0.5
-        axes: dict[str, Any] = {"lr": [own[0].config.optim.lr], own[0].settings[-1][0]: [float(f"{value:.3g}")]}
+        value, beyond = one_more(own, done)
+        at_an_edge |= beyond
+        axes: dict[str, Any] = {"lr": [own[0].config.optim.lr], own[0].settings[-1][0]: [value]}
         more += grid(arm, own[0].config, part="edges", **axes)
     return more if at_an_edge else []
+
+
+def one_more(cells: list[Cell], done: Results) -> tuple[float, bool]:
+    """The next value to try of the last setting, by the losses averaged over seeds, and whether it is beyond those tried."""
+    found: dict[float, list[float]] = {}
+    for c in cells:
+        found.setdefault(c.settings[-1][1], []).append(record.value() if (record := done.of(c)) else math.inf)
+    losses = {value: statistics.fmean(of_seeds) for value, of_seeds in found.items()}
+    values = sorted(losses)
+    place = values.index(min(losses, key=lambda v: losses[v]))
+    if place in (0, len(values) - 1):
+        return float(f"{values[place] ** 2 / values[1 if place == 0 else -2]:.3g}"), True
+    return float(f"{(values[place] * min(values[place - 1], values[place + 1], key=lambda v: losses[v])) ** 0.5:.3g}"), False
 
 
 def best(cells: list[Cell], done: Results) -> tuple[Cell, Cell]:
@@ -116,12 +125,24 @@ def compared(r: Ranges, adamw: Cell, adamwn: Cell) -> list[Cell]:
     return [c for seed in r.seeds for cell in four for c in seeded(cell, (seed,), "seeds")]
 
 
-def horizons(r: Ranges, adamw: Config, adamwn: Config, decays: tuple[float, ...], ratios: tuple[float, ...]) -> list[Cell]:
-    """Fewer steps, with the same warm-up and ramp, and as many as before: does the best decay change, and does the best ratio?"""
-    found = grid(f"{ADAMW}{FEWER}", adamw.with_(steps=r.fewer_steps), part="horizon", weight_decay=decays, seeds=r.more)
-    found += grid(f"{ADAMWN}{FEWER}", adamwn.with_(steps=r.fewer_steps), part="horizon", ratio=ratios, seeds=r.more)
-    found += grid(ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=decays, seeds=r.more)
-    return found + grid(ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=ratios, seeds=r.more)
+def horizons(r: Ranges, adamw: Config, adamwn: Config, decays: tuple[float, ...], ratios: tuple[float, ...], done: Results) -> list[Cell]:
+    """Fewer steps, with the same warm-up and ramp, and as many as before: does the best decay change, and does the best ratio?
+
+    A best value at an edge says nothing about that: up to twice, each arm gets one more.
+    """
+    wanted: list[Cell] = []
+    for _ in range(3):
+        wanted += grid(f"{ADAMW}{FEWER}", adamw.with_(steps=r.fewer_steps), part="horizon", weight_decay=decays, seeds=r.more)
+        wanted += grid(f"{ADAMWN}{FEWER}", adamwn.with_(steps=r.fewer_steps), part="horizon", ratio=ratios, seeds=r.more)
+        wanted += grid(ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=decays, seeds=r.more)
+        wanted += grid(ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=ratios, seeds=r.more)
+        if not done.done(wanted):
+            break
+        next_ones = {arm: [one_more([c for c in wanted if c.arm == arm + which], done) for which in (FEWER, "")] for arm in (ADAMW, ADAMWN)}
+        if not any(beyond for found in next_ones.values() for _, beyond in found):
+            break
+        decays, ratios = (tuple(value for value, _ in sorted(next_ones[arm], key=lambda v: not v[1])[:1]) for arm in (ADAMW, ADAMWN))
+    return wanted
 
 
 def others(r: Ranges, adamw: Cell, adamwn: Cell, adamc: Cell) -> list[Cell]:
