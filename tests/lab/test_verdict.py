@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fakes import FakeLedger, record
 
 from normcontrol.lab import charts, stats
-from normcontrol.lab.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED
+from normcontrol.lab.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED, Claim, lower
 from normcontrol.lab.config import Config
 from normcontrol.lab.studies import STUDIES, rules
 from normcontrol.lab.study import Study, grid
@@ -222,9 +223,23 @@ def test_claims_that_do_not_hold_are_refuted(claim, change):
 
 
 def test_a_best_decay_at_the_edge_of_the_grid_says_nothing_about_the_horizon():
-    found = findings(best_decay=10.0)["horizon"]
+    assert findings(best_decay=10.0)["horizon"].outcome == SUPPORTED  # followed there
+    found = findings(best_decay=1000.0)["horizon"]
     assert found.outcome == NOT_SHOWN
     assert "a best weight_decay is at the edge of those tried" in found.numbers
+
+
+def test_a_claim_about_the_same_setting_compares_trials_that_share_it():
+    def cells(scale, done):
+        return grid("A", Config(), ratio=[1.0, 2.0], seeds=[0, 1]) + grid("B", Config().with_(scope="tensor"), ratio=[1.0], seeds=[0, 1])
+
+    def of(cell):
+        return record(cell, 3 - 0.1 * cell.settings[-1][1] + (0.05 if cell.arm == "B" else 0.0) + 0.001 * cell.seed * len(cell.label))
+
+    claim = Claim("same", "A is better than B", "it is not", lower("A", "B", same="ratio"))
+    (_, found), (_, other) = judge(FakeLedger(Study("s", cells, claims=(claim, replace(claim, rule=lower("A", "B")))), of)).findings
+    assert found.numbers.startswith("A ratio=1 minus B ratio=1: -0.05")
+    assert other.numbers.startswith("A ratio=2 minus B ratio=1: -0.15")
 
 
 def test_claims_without_runs_or_with_one_seed_are_not_called_anything_else():

@@ -81,9 +81,9 @@ class Evidence:
             kept.setdefault(cell.label, cell)
         return [Trial(arm, tuple(c for c, _ in runs), tuple(r for _, r in runs)) for runs in self.done.trials(kept.values()).values()]
 
-    def chosen(self, arm: str) -> Trial | None:
-        """The trial that stands for an arm: the one with the most seeds, and of those the one with the lowest loss."""
-        trials = self.trials(arm)
+    def chosen(self, arm: str, **settings: float) -> Trial | None:
+        """The trial that stands for an arm, or for its trials with these settings: that of the most seeds, and the lowest loss of those."""
+        trials = [t for t in self.trials(arm) if settings.items() <= dict(t.cells[0].settings).items()]
         return min(trials, key=lambda t: (-len(t.seeds), t.mean())) if trials else None
 
     def tuned(self, arm: str) -> Trial | None:
@@ -110,11 +110,15 @@ def difference(one: Trial, other: Trial, key: str = "val_loss") -> Difference | 
     return paired(values, against)
 
 
-def lower(arm: str, than: str) -> Callable[[Evidence], Finding]:
-    """The rule of most claims: supported if the interval of the paired difference lies below zero, refuted if above."""
+def lower(arm: str, than: str, same: str | None = None) -> Callable[[Evidence], Finding]:
+    """The rule of most claims: supported if the interval of the paired difference lies below zero, refuted if above.
+
+    Where a claim is about arms with the ``same`` value of a setting, the first stands by its trial with the value of the other.
+    """
 
     def rule(evidence: Evidence) -> Finding:
-        one, other = evidence.chosen(arm), evidence.chosen(than)
+        other = evidence.chosen(than)
+        one = other and evidence.chosen(arm, **({same: dict(other.cells[0].settings)[same]} if same else {}))
         if one is None or other is None:
             return Finding(NOT_RUN)
         found = difference(one, other)

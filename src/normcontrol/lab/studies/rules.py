@@ -172,7 +172,7 @@ CLAIMS = (
         "one norm",
         "One norm for all matrices is better than the same ratio for each tensor.",
         "the interval of the paired difference, global minus tensor, lies above zero",
-        lower(ADAMWN, TENSOR),
+        lower(ADAMWN, TENSOR, same="ratio"),
     ),
     Claim(
         "LayerNorm",
