@@ -55,7 +55,8 @@ def train_loss(ax: Axes, curves: list[Curve]) -> None:
 def val_loss(ax: Axes, curves: list[Curve]) -> None:
     for i, curve in enumerate(curves):
         _with_range(ax, curve.of("val_loss"), i)
-    ax.set_title("validation loss")
+    seeds = max(len(curve.runs) for curve in curves)
+    ax.set_title("validation loss" if seeds == 1 else "validation loss (bands: lowest to highest seed)")
     _zoom(ax, [mean(curve.of("val_loss")) for curve in curves])
 
 
