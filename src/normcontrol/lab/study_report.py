@@ -88,7 +88,9 @@ def tables(ledger: Ledger, verdict: Verdict) -> list[Table]:
     found = [Table("Results", verdict.headings(), verdict.table(), note)] if verdict.rows else []
     if verdict.findings:
         rows = [(claim.says, finding.outcome, finding.numbers, claim.refuted_if) for claim, finding in verdict.findings]
-        found.append(Table("Claims", ("claim", "outcome", "numbers", "refuted if"), rows, "The rules were written before the runs."))
+        found.append(
+            Table("Claims", ("claim", "outcome", "numbers", "refuted if"), rows, "The rules are code of the study, not of this page.")
+        )
     if verdict.study.published:
         rows3 = [(p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}") for p, value in verdict.published()]
         found.append(
