@@ -72,12 +72,8 @@ def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = ()) -> 
 
 def seed_noise(evidence: Evidence) -> float:
     """The standard deviation of final losses over seeds, pooled over the trials that have several."""
-    variances = []
-    for arm in dict.fromkeys(cell.arm for cell in evidence.cells):
-        for trial in evidence.trials(arm):
-            values = [v for v in trial.values() if math.isfinite(v)]
-            if len(values) > 1:
-                variances.append(statistics.variance(values))
+    trials = [trial for arm in dict.fromkeys(cell.arm for cell in evidence.cells) for trial in evidence.trials(arm)]
+    variances = [spread**2 for trial in trials if (spread := trial.spread()) is not None]
     if not variances:
         raise LabError("No trial has several seeds, so the noise that a replay on a GPU may show is not known. Replay on a CPU.")
     return math.sqrt(statistics.fmean(variances))

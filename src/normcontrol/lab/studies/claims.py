@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from normcontrol.lab import optim
 from normcontrol.lab.config import Config
@@ -91,15 +91,22 @@ def edges(cells: list[Cell], done: Results) -> list[Cell]:
     tried = {arm: [c for c in cells if c.arm == arm] for arm in (ADAMW, ADAMWN)}
     more, at_an_edge = [], False
     for arm, own in tried.items():
-        value, beyond = one_more(own, done)
-        at_an_edge |= beyond
-        axes: dict[str, Any] = {"lr": [own[0].config.optim.lr], own[0].settings[-1][0]: [value]}
+        next_one = one_more(own, done)
+        at_an_edge |= next_one.beyond
+        axes: dict[str, Any] = {"lr": [own[0].config.optim.lr], own[0].settings[-1][0]: [next_one.value]}
         more += grid(arm, own[0].config, part="edges", **axes)
     return more if at_an_edge else []
 
 
-def one_more(cells: list[Cell], done: Results) -> tuple[float, bool]:
-    """The next value to try of the last setting, by the losses averaged over seeds, and whether it is beyond those tried."""
+class Next(NamedTuple):
+    """A value to try, and whether it is beyond those tried."""
+
+    value: float
+    beyond: bool
+
+
+def one_more(cells: list[Cell], done: Results) -> Next:
+    """The next value of the last setting: beyond the best, by losses averaged over seeds, if that is at an edge, or else beside it."""
     found: dict[float, list[float]] = {}
     for c in cells:
         found.setdefault(c.settings[-1][1], []).append(record.value() if (record := done.of(c)) else math.inf)
@@ -107,8 +114,9 @@ def one_more(cells: list[Cell], done: Results) -> tuple[float, bool]:
     values = sorted(losses)
     place = values.index(min(losses, key=lambda v: losses[v]))
     if place in (0, len(values) - 1):
-        return float(f"{values[place] ** 2 / values[1 if place == 0 else -2]:.3g}"), True
-    return float(f"{(values[place] * min(values[place - 1], values[place + 1], key=lambda v: losses[v])) ** 0.5:.3g}"), False
+        return Next(float(f"{values[place] ** 2 / values[1 if place == 0 else -2]:.3g}"), True)
+    neighbour = min(values[place - 1], values[place + 1], key=lambda v: losses[v])
+    return Next(float(f"{math.sqrt(values[place] * neighbour):.3g}"), False)
 
 
 def best(cells: list[Cell], done: Results) -> tuple[Cell, Cell]:
@@ -138,10 +146,13 @@ def horizons(r: Ranges, adamw: Config, adamwn: Config, decays: tuple[float, ...]
         wanted += grid(ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=ratios, seeds=r.more)
         if not done.done(wanted):
             break
-        next_ones = {arm: [one_more([c for c in wanted if c.arm == arm + which], done) for which in (FEWER, "")] for arm in (ADAMW, ADAMWN)}
-        if not any(beyond for found in next_ones.values() for _, beyond in found):
+        decay, ratio = (
+            max((one_more([c for c in wanted if c.arm == arm + which], done) for which in (FEWER, "")), key=lambda found: found.beyond)
+            for arm in (ADAMW, ADAMWN)
+        )
+        if not (decay.beyond or ratio.beyond):
             break
-        decays, ratios = (tuple(value for value, _ in sorted(next_ones[arm], key=lambda v: not v[1])[:1]) for arm in (ADAMW, ADAMWN))
+        decays, ratios = (decay.value,), (ratio.value,)
     return wanted
 
 
