@@ -86,10 +86,6 @@ class Evidence:
         trials = [t for t in self.trials(arm) if settings.items() <= dict(t.cells[0].settings).items()]
         return min(trials, key=lambda t: (-len(t.seeds), t.mean())) if trials else None
 
-    def tuned(self, arm: str) -> Trial | None:
-        """The trial with the lowest loss, whatever its seeds."""
-        return min(self.trials(arm), key=Trial.mean, default=None)
-
 
 @dataclass(frozen=True)
 class Claim:
