@@ -46,16 +46,19 @@ def records(path: Path) -> list[Record]:
         config = Config.load(path / CONFIG)
         if not finished(path, config):
             raise SystemExit(f"{path} is not finished: its norm at the end is not known.")
-        found = [summarise(path.name, config, read_json(path / ENVIRONMENT), metrics.read(path), 0.0)]
+        found = [summarise(str(path), config, read_json(path / ENVIRONMENT), metrics.read(path), 0.0)]
     else:
         files = sorted((path / CELLS).glob("*.jsonl")) if path.is_dir() else [path]
         found = [record for record in map(read, files) if record.good]
+        if path.is_dir():  # a scaled start is a study's control
+            found = [record for record in found if record.config["init_scale"] == 1]
     kept = [r for r in found if r.config["optimizer"].lower() == "adamw" and r.config["ratio"] is None]
     if not kept:
         raise SystemExit(f"{path} holds no finished run of AdamW, and other methods' norms are not predicted by this. Give one that does.")
     first = min(r.config["init_seed"] for r in kept)
-    kept = [r for r in kept if r.config["init_seed"] == first and r.config["init_scale"] == 1]  # a scaled start is a study's control
-    return sorted(kept, key=lambda r: (-r.config["steps"], -r.config["lr"], -r.config["weight_decay"]))
+    return sorted(
+        (r for r in kept if r.config["init_seed"] == first), key=lambda r: (-r.config["steps"], -r.config["lr"], -r.config["weight_decay"])
+    )
 
 
 class Run:

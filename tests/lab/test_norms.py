@@ -98,6 +98,20 @@ def test_a_studys_cells_are_read_too(config, tmp_path):
     assert found == script().compare([tmp_path / "0-0.5", tmp_path / "study/cells/0-0.1.jsonl"])["runs"]
 
 
+def test_a_run_that_two_studies_share_counts_once_and_two_folders_of_one_name_are_two(config, tmp_path):
+    for parent, decay in (("a", 0.1), ("b", 0.5)):
+        run, folder = config.with_(steps=30, weight_decay=decay, init_scale=2.0 if parent == "b" else 1.0), tmp_path / parent / "run"
+        assert train(run, folder)
+        environment = json.loads((folder / ENVIRONMENT).read_text())
+        for study in ("one", "two"):
+            results.write(tmp_path / study, results.summarise(parent, run, environment, metrics.read(folder), 1.0), "AdamW")
+    decays = [
+        [run["weight_decay"] for run in script().compare(paths)["runs"]]
+        for paths in ([tmp_path / "one", tmp_path / "two"], [tmp_path / "a/run", tmp_path / "b/run"])
+    ]
+    assert decays == [[0.1], [0.1, 0.5]]  # a study's scaled start is a control, a run's is what was asked for
+
+
 def test_other_runs_than_adamws_are_refused(config, tmp_path):
     assert train(config.with_(optimizer="AdamWN"), tmp_path / "run")
     with pytest.raises(SystemExit, match="holds no finished run of AdamW"):
