@@ -121,6 +121,7 @@ def main() -> None:
                 print(f"step {step + 1:3}  loss {mean.item():.4f}  norm {norm:.4f}  ratio {ratio:.4f}", flush=True)
     if spread:
         dist.destroy_process_group()
+        os._exit(0)  # gloo's threads outlive the group, and one that comes late would abort an interpreter that winds down
 
 
 if __name__ == "__main__":

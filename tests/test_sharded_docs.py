@@ -59,7 +59,8 @@ def test_the_example_gives_the_same_numbers_on_one_process_and_on_four_and_resum
     four = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", example]
 
     def printed(command: list[str], *more: str) -> list[str]:
-        done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
         return re.findall(r"^step .*$", done.stdout, re.M)
 
     alone = printed([sys.executable, example], "--steps", "20")

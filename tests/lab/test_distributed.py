@@ -72,3 +72,16 @@ def test_a_challenge_on_two_processes_is_that_of_one(config, tmp_path):
     for arm in (tmp_path / "one").glob("**/metrics.jsonl"):
         twin = tmp_path / "two" / arm.parent.relative_to(tmp_path / "one")
         assert losses(twin) == pytest.approx(losses(arm.parent), abs=1e-5)
+
+
+def test_a_process_that_is_done_does_not_wait_for_threads_of_others():
+    code = """
+import atexit, threading
+from normcontrol.lab.parallel import exit_now
+atexit.register(print, "closed")
+threading.Thread(target=threading.Event().wait).start()  # keeps an interpreter from winding down
+print("done")
+exit_now(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "done\nclosed\n"), done.stderr

@@ -1,5 +1,6 @@
 """The way in: the command ``normcontrol``, and ``python -m normcontrol.lab``. Without the extra it says what it needs."""
 
+import os
 import sys
 
 
@@ -10,11 +11,15 @@ def main() -> int:
         if sys.argv[1:] and sys.argv[1] in study_command.COMMANDS:  # these need fewer packages than the rest
             return study_command.main(sys.argv[1:])
         from normcontrol.lab.cli import main as run
+        from normcontrol.lab.parallel import exit_now
     except ModuleNotFoundError as missing:
         if str(missing.name).startswith("normcontrol"):
             raise
         sys.exit(f"The laboratory needs {missing.name}, which is not installed: pip install 'normcontrol[lab]'.")
-    return run()
+    status = run()
+    if "RANK" in os.environ:  # one of several processes
+        exit_now(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ that it can be resumed by any other number of processes.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -93,6 +95,18 @@ def join(device: str) -> World:
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def exit_now(status: int) -> NoReturn:
+    """End this process without winding the interpreter down.
+
+    After DDP or FSDP, gloo's threads outlive the group that is destroyed. One that lets go of its last tensor late asks for an
+    interpreter that is no more, and aborts a process whose work is done.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def shard(model: GPT, world: World, parallel: str, dtype: torch.dtype | None, device: torch.device) -> None:
