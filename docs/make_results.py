@@ -7,13 +7,14 @@ that is not a result is in ``INTRODUCTION``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from normcontrol.lab import charts
 from normcontrol.lab.ledger import STUDY, Ledger, open_folder
+from normcontrol.lab.results import Record
 from normcontrol.lab.study_report import curve, drawn
-from normcontrol.lab.verdict import Verdict, judge
+from normcontrol.lab.verdict import judge
 
 ROOT = Path(__file__).parents[1]
 FIGURES = "figures/results"
@@ -85,18 +86,18 @@ def section(ledger: Ledger) -> Iterator[str]:
     if verdict.flags:
         yield "What weakens it:\n"
         yield "".join(f"- {flag.replace(str(ledger.out.parent) + '/', '')}\n" for flag in verdict.flags)
-    yield from provenance(verdict)
+    done = ledger.results()
+    yield from provenance(record for cell in ledger.cells(done) if (record := done.of(cell)))
 
 
-def provenance(verdict: Verdict) -> Iterator[str]:
-    """By which command, on which machine, from which source."""
+def provenance(records: Iterable[Record]) -> Iterator[str]:
+    """By which commands, on which machine."""
     seen: dict[tuple[str, str], dict[str, None]] = {}
-    for row in verdict.rows:
-        for record in row.trial.records:
-            e = record.environment
-            named = [Path(word).name if word.startswith("/") else word for word in e["command"][1:]]  # where it lay says nothing here
-            command = re.sub(" --(limit-minutes|only)( [^-]\\S*)+", "", " ".join(["normcontrol", *named]))  # how much of it at a time
-            seen.setdefault((e["device"], e["packages"]["torch"]), {})[command] = None
+    for record in records:
+        e = record.environment
+        named = [Path(word).name if word.startswith("/") else word for word in e["command"][1:]]  # where it lay says nothing here
+        command = re.sub(" --(limit-minutes|only)( [^-]\\S*)+", "", " ".join(["normcontrol", *named]))  # how much of it at a time
+        seen.setdefault((e["device"], e["packages"]["torch"]), {})[command] = None
     for (device, torch), commands in seen.items():
         lines = "\n".join(commands)
         yield f"Run on {device} with torch {torch} by\n\n```console\n{lines}\n```\n"

@@ -14,10 +14,10 @@ from normcontrol.lab.study import identity
 class Pretended:
     """The claims study, at small scale unless told otherwise, with results by a formula."""
 
-    def __init__(self, corpus, tmp_path, best_decay=0.3, best_lr=2e-3, scale="small"):
+    def __init__(self, corpus, tmp_path, best_decay=0.3, best_lr=2e-3, scale="small", control=None):
         self.ledger = begin(tmp_path / "out", "claims", scale, str(corpus))
         self.done = self.ledger.results()
-        self.best_decay, self.best_lr = best_decay, best_lr
+        self.best_decay, self.best_lr, self.control = best_decay, best_lr, control or best_decay
 
     def cells(self, part):
         return [c for c in self.ledger.cells(self.done) if c.part == part and self.done.of(c) is None]
@@ -25,7 +25,8 @@ class Pretended:
     def run(self, cells):
         for cell in cells:
             o = cell.config.optim
-            away = (math.log(o.lr / self.best_lr), math.log(o.weight_decay / self.best_decay), math.log((o.ratio or 1.6) / 1.6))
+            decay = self.control if cell.arm in ("AdamW from scaled weights", "AdamC") else self.best_decay
+            away = (math.log(o.lr / self.best_lr), math.log(o.weight_decay / decay), math.log((o.ratio or 1.6) / 1.6))
             lines = [{"step": 0, "val_loss": 10.0, "ratio": 1.0}, {"step": 1500, "val_loss": 4 + 0.1 * sum(map(abs, away)), "ratio": 2.0}]
             self.done.add(results.summarise(identity(cell.config, self.ledger.data_of(cell.config)), cell.config, {}, lines, 70.0))
 
@@ -89,6 +90,17 @@ def test_a_best_decay_at_the_edge_of_a_horizon_is_followed_twice(corpus, tmp_pat
     assert sorted(tried["AdamW"]) == sorted(tried["AdamW, fewer steps"]) == [0.0037, 0.0111, 0.0333, 0.1, 0.3, 1.0]
     assert sorted(tried["AdamWN"]) == sorted(tried["AdamWN, fewer steps"])
     assert len(tried["AdamWN"]) == 6
+
+
+def test_the_controls_are_tuned_beyond_an_edge_and_their_best_gets_every_seed(corpus, tmp_path):
+    study = Pretended(corpus, tmp_path, control=2.7)
+    while todo := [c for c in study.ledger.cells(study.done) if study.done.of(c) is None]:
+        study.run(todo)
+    seeds = {}
+    for cell in study.ledger.cells(study.done):
+        if cell.arm == "AdamW from scaled weights":
+            seeds.setdefault(round(cell.config.optim.weight_decay, 6), set()).add(cell.seed)
+    assert seeds == {0.1: {0}, 0.3: {0, 1, 2}, 0.9: {0}, 2.7: {0, 1, 2}, 8.1: {0}}
 
 
 def test_another_learning_rate_that_is_better_gets_its_seeds_too(corpus, tmp_path):

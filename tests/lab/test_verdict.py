@@ -55,6 +55,20 @@ def test_a_difference_that_is_there_is_shown_with_its_interval_and_the_tuning():
     assert not verdict.flags
 
 
+def test_a_trial_of_fewer_seeds_that_did_better_is_named():
+    def cells(scale, done):
+        return [c for c in two_arms(scale, done) if c.seed == 0 or c.config.optim.lr != 2e-3]  # the best has one seed
+
+    def of(cell):
+        worse = 1.0 if cell.arm == "AdamWN" and cell.config.optim.lr == 2e-3 else 0.0
+        return record(cell, outcome()(cell).value() + worse)
+
+    flags = judge(FakeLedger(Study("s", cells, baseline="AdamW"), of)).flags
+    assert [flag for flag in flags if "is compared by" in flag] == [
+        "AdamW is compared by lr=0.001, which has the most seeds (3); lr=0.002 ended 1.0000 lower with the 1 it has."
+    ]
+
+
 def test_the_picture_pairs_seeds_as_the_table_does():
     """With a seed missing in one arm, a difference of means would hold that seed's noise too."""
 

@@ -75,7 +75,8 @@ def cells(scale: str, done: Results) -> list[Cell]:
         wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
     wanted += seeded(held(adamwn), r.seeds, "start")
     wanted += horizons(r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN], done=done)
-    wanted += others(r, adamw, adamwn, same_total_decay(adamw))
+    wanted += controls(r, adamw, adamwn, done)
+    wanted += others(r, adamwn)
     return wanted + [c for cell in tried_once for c in seeded(cell, r.more, cell.part)]
 
 
@@ -156,14 +157,28 @@ def horizons(r: Ranges, adamw: Config, adamwn: Config, decays: tuple[float, ...]
     return wanted
 
 
-def others(r: Ranges, adamw: Cell, adamwn: Cell, adamc: Cell) -> list[Cell]:
-    """The controls tuned, one norm for each tensor, LayerNorm controlled, and the offset of the held norm."""
-    decay, best = adamw.config.optim.weight_decay, adamwn.config
-    lr = adamw.config.optim.lr
-    scale = [scaled(adamw, adamwn).config.model.init_scale]
-    found = grid(SCALED, adamw.config, part="controls", lr=[lr], weight_decay=[decay / 3, decay * 3], init_scale=scale)
-    found += grid(ADAMC, adamc.config, part="controls", lr=[lr], weight_decay=[adamc.config.optim.weight_decay * c for c in (1 / 3, 3.0)])
-    found += grid(TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more)
+def controls(r: Ranges, adamw: Cell, adamwn: Cell, done: Results) -> list[Cell]:
+    """The two controls tuned: other decays, up to two more while the best is at an edge, and the best of them with every seed."""
+    wanted: list[Cell] = []
+    for control in (scaled(adamw, adamwn), same_total_decay(adamw)):
+        axes: dict[str, Any] = {key: [value] for key, value in control.settings}
+        tried = seeded(control, r.seeds[:1], "controls")
+        decays = [control.config.optim.weight_decay * factor for factor in (1 / 3, 3.0)]
+        for _ in range(3):
+            tried += grid(control.arm, control.config, part="controls", **{**axes, "weight_decay": decays})
+            if not done.done(tried) or not (found := one_more(tried, done)).beyond:
+                break
+            decays = [found.value]
+        wanted += tried
+        if done.done(tried) and (best := done.best(tried)):
+            wanted += seeded(best, r.seeds, "controls")
+    return wanted
+
+
+def others(r: Ranges, adamwn: Cell) -> list[Cell]:
+    """One norm for each tensor, LayerNorm controlled, and the offset of the held norm."""
+    best = adamwn.config
+    found = grid(TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more)
     found += grid(LAYERNORM, best.with_(norm_layers=True), part="layernorm", ratio=r.ratio, seeds=r.more)
     steps = max(best.run.steps // 3, 10 * best.optim.ramp)
     constant = best.with_(schedule="wsd", min_lr=1.0, steps=steps, eval_every=steps, ratio=r.ratio[1], ramp=best.optim.ramp)
@@ -180,7 +195,7 @@ def seeded(cell: Cell, seeds: tuple[int, ...], part: str) -> list[Cell]:
 def scaled(adamw: Cell, adamwn: Cell) -> Cell:
     """The first control: the best AdamW, started from weights of the norm that the best AdamWN is held at."""
     norm = float(adamwn.config.optim.ratio or 1)
-    return Cell(SCALED, adamw.config.with_(init_scale=norm), settings=(*adamw.settings, ("init_scale", norm)))
+    return Cell(SCALED, adamw.config.with_(init_scale=norm), settings=(("init_scale", norm), *adamw.settings))
 
 
 def held(adamwn: Cell) -> Cell:
