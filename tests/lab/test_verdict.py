@@ -69,6 +69,16 @@ def test_a_trial_of_fewer_seeds_that_did_better_is_named():
     ]
 
 
+def test_whether_an_optimum_is_inside_its_grid_is_told_by_the_seeds_that_all_trials_have():
+    def cells(scale, done):
+        return [c for c in two_arms(scale, done) if c.arm == "AdamW" and (c.seed == 0 or c.config.optim.lr == 2e-3)]
+
+    def of(cell):  # the middle one is best with seed 0, and has bad luck with the others
+        return record(cell, 3 + cell.seed + 0.1 * abs(math.log2(cell.config.optim.lr / 2e-3)))
+
+    assert judge(FakeLedger(Study("s", cells, baseline="AdamW"), of)).rows[0].inside == "inside"
+
+
 def test_the_picture_pairs_seeds_as_the_table_does():
     """With a seed missing in one arm, a difference of means would hold that seed's noise too."""
 

@@ -57,8 +57,12 @@ class Trial:
 
 
 def edges_of(trials: list[Trial]) -> dict[str, float] | None:
-    """The settings of the best trial that lie at the edge of what was tried, three values or more; None if none was tuned so."""
-    best = min(trials, key=Trial.mean)
+    """The settings of the best trial that lie at the edge of what was tried, three values or more; None if none was tuned so.
+
+    The best in the seeds that all of them have: a trial with more seeds has more bad luck in it, and more good luck.
+    """
+    shared = set.intersection(*(set(t.seeds) for t in trials))
+    best = min(trials, key=lambda t: statistics.fmean(t.values(seeds=shared or t.seeds)))
     settings = [dict(t.cells[0].settings) for t in trials]
     tried = {key: sorted({own[key] for own in settings if key in own}) for key, _ in best.cells[0].settings}
     tuned = {key: values for key, values in tried.items() if len(values) >= 3}
