@@ -34,8 +34,8 @@ depends on the decay here, and its best is the lowest one tried; while the loss 
 
 On a model of 45 M weights, over three seeds, AdamWN has a lower loss than AdamW when both are tuned, on the text trained on and on
 another. It is ahead of AdamW from scaled weights too, by nearly as much, at the decay that three seeds were run of; but a larger decay was
-better for that control in the one seed it has, which leaves a third of the lead, and how it ends with the control fully tuned is not
-known (on the smaller model that closed the gap). Against AdamC the lead is *not shown*: its seeds spread. The norm again ends where it was
+better for that control in the one seed it has, which leaves a third of the lead. So it is *not shown* that the start does not explain it
+(on the smaller model, tuning that control closed the gap). Nor is the lead over AdamC, whose seeds spread. The norm again ends where it was
 asked to, at every learning rate. The other rates and the horizon have one seed each, so nothing is shown: a slower controller was a
 little worse and a faster one a little better, as on the smaller model, and in a third of the steps AdamW's loss hardly depends on the decay
 over a factor of thirty. Luck matters there: seeds of AdamW with a decay of 0.1, the best by the first seed, are far apart from step 125 on,
@@ -46,16 +46,18 @@ the number of pairs. *Shown* means that the interval leaves zero out. A claim wa
 it was run; *not shown* means that neither the claim nor its contrary can be told from noise with so many runs. What one scale shows
 need not hold at another: these are small models on short runs.
 
-What was known beforehand: the ranges of `claims` follow pilot runs on the same data, which are not among the results. At `small`, the
-order of its parts, and one more trial where a best value is at the edge, were decided after its first three runs of AdamW had been seen;
-that the second best of either arm gets all seeds too, after it was seen that seeds differ by more than decays; and that the controls'
-decays are followed beyond an edge and the best of them gets all seeds, at both scales, when the best decay of AdamW from scaled weights had
-turned out to be at the edge. The rules that refute a claim are older than all of them. At `tiny`, the learning rates of `claims` were moved
-from 3e-3, 8e-3 and 20e-3 to 1e-3, 3e-3 and 8e-3 when `family` had found every method best at 3e-3, the lowest; and the rule about the
-horizon was amended after it had refuted the claim from best decays at the edge of those tried, where nothing can be told (lower decays
-were then added, and as many ratios). Offsets were averaged over seeds when there were five, and one norm against one for each tensor was
-held to the same ratio when another ratio had become AdamWN's best. `family` at `small` makes 500 steps, a third of the
-scale's own, so that each method could have three learning rates.
+The rules that refute a claim are older than the runs of `small`. What was decided with results in view:
+
+- The ranges of `claims` follow pilot runs on the same data, which are not among the results.
+- At `small`: the order of the parts, and one more trial where a best value is at the edge, after the first three runs of AdamW; that the
+  second best of either arm gets all seeds, after it was seen that seeds differ by more than decays.
+- At both scales: that the controls' decays are followed beyond an edge and the best of them gets all seeds, and that no claim is supported
+  against an arm of which a trial with fewer seeds did better, when that had happened to AdamW from scaled weights.
+- At `tiny`: the learning rates of `claims` were moved from 3e-3, 8e-3 and 20e-3 to 1e-3, 3e-3 and 8e-3 when `family` had found every
+  method best at 3e-3, the lowest. The rule about the horizon was amended after it had refuted the claim from best decays at the edge of
+  those tried, where nothing can be told (lower decays were then added, and as many ratios). Offsets were averaged over seeds when there
+  were five. One norm against one for each tensor was held to the same ratio when another ratio had become AdamWN's best.
+- `family` at `small` makes 500 steps, a third of the scale's own, so that each method could have three learning rates.
 """
 
 NOTHING = "\nNothing has been run yet: `normcontrol study claims --scale tiny` is a beginning.\n"

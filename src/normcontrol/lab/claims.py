@@ -90,6 +90,12 @@ class Evidence:
         trials = [t for t in self.trials(arm) if settings.items() <= dict(t.cells[0].settings).items()]
         return min(trials, key=lambda t: (-len(t.seeds), t.mean())) if trials else None
 
+    def better(self, chosen: Trial) -> tuple[Trial, float] | None:
+        """The trial of the same arm that is lowest below the chosen one in the seeds it has, too few to stand for the arm, and how far."""
+        found = [(t, d.mean) for t in self.trials(chosen.arm) if t.name != chosen.name and (d := difference(t, chosen)) is not None]
+        trial, ahead = min(found, key=lambda pair: pair[1], default=(chosen, 0.0))
+        return (trial, -ahead) if ahead < 0 else None
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -113,7 +119,8 @@ def difference(one: Trial, other: Trial, key: str = "val_loss") -> Difference | 
 def lower(arm: str, than: str, same: str | None = None) -> Callable[[Evidence], Finding]:
     """The rule of most claims: supported if the interval of the paired difference lies below zero, refuted if above.
 
-    Where a claim is about arms with the ``same`` value of a setting, the first stands by its trial with the value of the other.
+    It is not supported while a trial of the other arm that did better, in the seeds it has, is not beaten likewise. Where a claim is about
+    arms with the ``same`` value of a setting, the first stands by its trial with the value of the other.
     """
 
     def rule(evidence: Evidence) -> Finding:
@@ -127,6 +134,11 @@ def lower(arm: str, than: str, same: str | None = None) -> Callable[[Evidence], 
         numbers = f"{one.name} minus {other.name}: {found}, n = {found.n}"
         if found.half is None:
             return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
+        if found.below and (better := evidence.better(other)):
+            trial, _ = better
+            against = difference(one, trial)
+            numbers += f"; but minus {trial.cells[0].trial}: {against}, n = {against.n}" if against else ""
+            return Finding(SUPPORTED if against and against.below else NOT_SHOWN, numbers)
         return Finding(SUPPORTED if found.below else REFUTED if found.above else NOT_SHOWN, numbers)
 
     return rule

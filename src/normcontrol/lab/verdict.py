@@ -142,7 +142,7 @@ def judge(ledger: Ledger) -> Verdict:
                 row = _compared(row, base, losses)
         rows.append(row)
     flags += _counts(rows, base)
-    flags += [flag for row in rows if (flag := _better(row.trial, evidence.trials(row.arm)))]
+    flags += [flag for row in rows if (flag := _better(row.trial, evidence))]
     return Verdict(study, ledger.scale, rows, flags, [(claim, claim.rule(evidence)) for claim in study.claims], losses)
 
 
@@ -206,14 +206,13 @@ def _counts(rows: list[Row], base: Trial | None) -> list[str]:
     return flags
 
 
-def _better(chosen: Trial, trials: list[Trial]) -> str | None:
-    """A trial of the same arm that did better in the seeds it has, too few to stand for the arm."""
-    found = [(d.mean, trial) for trial in trials if trial is not chosen and (d := difference(trial, chosen)) is not None]
-    ahead, trial = min(found, key=lambda pair: pair[0], default=(0.0, chosen))
-    if ahead >= 0:
+def _better(chosen: Trial, evidence: Evidence) -> str | None:
+    found = evidence.better(chosen)
+    if found is None:
         return None
+    trial, ahead = found
     stands = f"{chosen.arm} is compared by {chosen.cells[0].trial}, which has the most seeds ({len(chosen.seeds)})"
-    return f"{stands}; {trial.cells[0].trial} ended {-ahead:.4f} lower with the {len(trial.seeds)} it has."
+    return f"{stands}; {trial.cells[0].trial} ended {ahead:.4f} lower with the {len(trial.seeds)} it has."
 
 
 def _comparison(row: Row, base: Row) -> str:
