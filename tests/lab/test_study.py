@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import fakes
 
-from normcontrol.lab import metrics, results, runner, study_display
+from normcontrol.lab import metrics, results, runner, study_command, study_display
 from normcontrol.lab.claims import Evidence
 from normcontrol.lab.cli import main
 from normcontrol.lab.config import Config, Model
@@ -281,8 +281,12 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     record = results.read(path)
     record.final["val_loss"] += 1e-12
     results.write(out, record, "x")
-    assert main(["study", "--replay", str(out), "--device", "cpu"]) == 1
-    assert "another result, -1.00e-12 in validation loss" in capsys.readouterr().out
+    assert main(["study", "--replay", str(out), "--device", "cpu", "--workers", "2"]) == 1
+    said = capsys.readouterr().out
+    assert said.count("the same, bit for bit") == 1  # whatever the threads of the workers
+    assert "another result, -1.00e-12 in validation loss" in said
+    with pytest.raises(LabError, match="A replay is of what its folder says, on this machine and to its end"):
+        study_command.study(["--replay", str(out), "--limit-minutes", "1"])
 
 
 def test_a_replay_on_a_gpu_is_held_against_the_noise_of_seeds():

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from normcontrol.lab.claims import Evidence
 from normcontrol.lab.device import choose
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.ledger import Ledger
 from normcontrol.lab.results import Record
-from normcontrol.lab.runner import Job, run_cell
+from normcontrol.lab.runner import Job, local
 from normcontrol.lab.verdict import config_of
 
 
@@ -47,8 +45,8 @@ class Comparison:
         return f"{self.label}: {self.moved:+.5f} in validation loss, {verdict} of seeds ({self.noise:.5f})"
 
 
-def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = ()) -> Iterator[Comparison]:
-    """Each finished cell of a study again."""
+def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = (), workers: int = 1) -> Iterator[Comparison]:
+    """Each finished cell of a study again, each with as many threads as it had: sums of several are rounded otherwise."""
     done = ledger.results()
     cells = [c for c in ledger.cells(done) if not only or any(text in f"{c.part} {c.label}" for text in only)]
     found = {record.id: (cell.label, record) for cell in cells if (record := done.of(cell)) is not None and record.status != "failed"}
@@ -56,18 +54,16 @@ def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = ()) -> 
         raise LabError(f"There is nothing to replay in {ledger.out}: no finished cell of the study that it names.")
     exact = choose(device).type == "cpu"
     noise = None if exact else seed_noise(Evidence(ledger.cells(done), done))
-    threads = torch.get_num_threads()
-    try:
-        for id, (label, record) in found.items():
-            torch.set_num_threads(record.environment.get("threads", threads))  # sums of several threads are rounded otherwise
-            with tempfile.TemporaryDirectory() as work:
-                config = ledger.placed(config_of(record)).with_(device=device, tensorboard=False, wandb="")
-                now = run_cell(Job(id, label, config, Path(work) / id, ledger.cache))
+    with tempfile.TemporaryDirectory() as work, local(workers) as execute:
+
+        def again(label: str, record: Record) -> Job:
+            config = ledger.placed(config_of(record)).with_(device=device, tensorboard=False, wandb="")
+            return Job(record.id, label, config, Path(work) / record.id, ledger.cache, record.environment.get("threads"))
+
+        for job, now in execute(again(*one) for one in found.values()):
             if now is None:
                 return
-            yield Comparison(label, record, now, noise)
-    finally:
-        torch.set_num_threads(threads)
+            yield Comparison(job.label, found[job.id][1], now, noise)
 
 
 def seed_noise(evidence: Evidence) -> float:

@@ -51,6 +51,8 @@ class Job:
     config: Config
     work: Path
     cache: Path
+    threads: int | None = None
+    """Of torch on a CPU; None: the worker's."""
 
 
 _warm = Warm()
@@ -59,6 +61,8 @@ _warm = Warm()
 def run_cell(job: Job, show: Show = lambda label, status: None) -> Record | None:
     """Train one cell; None when it was stopped (and saved) before its end. What goes wrong is a record too."""
     started, error, spent = time.perf_counter(), "", job.work / SPENT
+    threads = torch.get_num_threads()
+    torch.set_num_threads(job.threads or threads)
 
     def seconds() -> float:
         return time.perf_counter() - started + (float(spent.read_text()) if spent.exists() else 0.0)
@@ -74,6 +78,8 @@ def run_cell(job: Job, show: Show = lambda label, status: None) -> Record | None
         error = str(problem)
     except Exception as problem:
         error = f"{type(problem).__name__}: {problem}"
+    finally:
+        torch.set_num_threads(threads)
     lines = metrics.read(job.work)
     environment = json.loads((job.work / ENVIRONMENT).read_text()) if (job.work / ENVIRONMENT).exists() else {}
     record = results.summarise(job.id, job.config, environment, lines, seconds(), error)
@@ -171,7 +177,7 @@ class Runner:
             from normcontrol.lab.on_ray import cluster
 
             return cluster(self.workers, choose(self.device).type == "cuda")
-        return in_turn(self.show) if self.workers == 1 else pool(self.workers, self.show)
+        return local(self.workers, self.show)
 
 
 def _work(config: Config) -> float:
@@ -180,6 +186,11 @@ def _work(config: Config) -> float:
 
 
 Execute = Callable[[Iterator[Job]], Iterator[tuple[Job, "Record | None"]]]
+
+
+def local(workers: int, show: Show = lambda label, status: None) -> contextlib.AbstractContextManager[Execute]:
+    """On this machine: in this process, or in several."""
+    return in_turn(show) if workers == 1 else pool(workers, show)
 
 
 @contextlib.contextmanager

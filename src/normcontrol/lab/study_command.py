@@ -37,12 +37,12 @@ def study(args: Sequence[str]) -> int:
     asked = parser.parse_args(args)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise LabError("A study gives each run one process, and torchrun started several. Start it without torchrun, with --workers.")
-    if asked.replay:
-        return _replay(find(asked.replay), asked.data, tuple(asked.also_validate), asked.device, tuple(asked.only))
-    if asked.name is None:
-        raise LabError(f"Which study? {nearest('', STUDIES)} One of your own is path/to/file.py:function.")
     if asked.workers < 1:
         raise LabError(f"workers={asked.workers}: at least one is needed.")
+    if asked.replay:
+        return _replay(asked)
+    if asked.name is None:
+        raise LabError(f"Which study? {nearest('', STUDIES)} One of your own is path/to/file.py:function.")
     out = asked.out or Path("results") / f"{Path(asked.name.rpartition(':')[0] or asked.name).stem}-{asked.scale}"
     ledger = begin(out, asked.name, asked.scale, asked.data, tuple(asked.also_validate))
     if asked.list:
@@ -70,13 +70,19 @@ def study(args: Sequence[str]) -> int:
     return 0
 
 
-def _replay(folder: Path, data: str | None, also: tuple[str, ...], device: str, only: tuple[str, ...]) -> int:
+def _replay(asked: argparse.Namespace) -> int:
     from normcontrol.lab.replay import replay
 
+    if asked.name or asked.out or asked.limit_minutes or asked.list or asked.on != "local":
+        raise LabError(
+            "A replay is of what its folder says, on this machine and to its end. Beside --replay give none but --only, --workers, "
+            "--device, --data and --also-validate."
+        )
+    folder = find(asked.replay)
     before = open_folder(folder)
-    ledger = begin(folder, before.name, before.scale, data, also)  # refuses other data
+    ledger = begin(folder, before.name, before.scale, asked.data, tuple(asked.also_validate))  # refuses other data
     differ = 0
-    for comparison in replay(ledger, device, only):
+    for comparison in replay(ledger, asked.device, tuple(asked.only), asked.workers):
         print(comparison, flush=True)
         differ += not comparison.same
     print("All are what they were." if not differ else f"{differ} are not what they were.")
