@@ -102,8 +102,7 @@ def provenance(records: Iterable[Record]) -> Iterator[str]:
     seen: dict[tuple[str, str], dict[str, None]] = {}
     for record in records:
         e = record.environment
-        named = [Path(word).name if word.startswith("/") else word for word in e["command"][1:]]  # where it lay says nothing here
-        command = re.sub(" --(limit-minutes|only)( [^-]\\S*)+", "", " ".join(["normcontrol", *named]))  # how much of it at a time
+        command = re.sub(" --(limit-minutes|only)( [^-]\\S*)+", "", " ".join(e["command"]))  # how much of it at a time
         seen.setdefault((e["device"], e["packages"]["torch"]), {})[command] = None
     for (device, torch), commands in seen.items():
         lines = "\n".join(commands)

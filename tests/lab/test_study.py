@@ -279,6 +279,7 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     assert "All are what they were." in said
     path = sorted((out / "cells").glob("*.jsonl"))[0]
     record = results.read(path)
+    assert str(Path(record.config["data"]).parent) == "."  # a record names its data, and not where on this machine it lies
     record.final["val_loss"] += 1e-12
     results.write(out, record, "x")
     assert main(["study", "--replay", str(out), "--device", "cpu", "--workers", "2"]) == 1

@@ -15,6 +15,7 @@ from normcontrol.lab.errors import LabError
 from normcontrol.lab.ledger import Ledger
 from normcontrol.lab.results import Record
 from normcontrol.lab.runner import Job, local
+from normcontrol.lab.study import BY_DIGEST, Cell
 from normcontrol.lab.verdict import config_of
 
 
@@ -49,16 +50,17 @@ def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = (), wor
     """Each finished cell of a study again, each with as many threads as it had: sums of several are rounded otherwise."""
     done = ledger.results()
     cells = [c for c in ledger.cells(done) if not only or any(text in f"{c.part} {c.label}" for text in only)]
-    found = {record.id: (cell.label, record) for cell in cells if (record := done.of(cell)) is not None and record.status != "failed"}
+    found = {record.id: (cell, record) for cell in cells if (record := done.of(cell)) is not None and record.status != "failed"}
     if not found:
         raise LabError(f"There is nothing to replay in {ledger.out}: no finished cell of the study that it names.")
     exact = choose(device).type == "cpu"
     noise = None if exact else seed_noise(Evidence(ledger.cells(done), done))
     with tempfile.TemporaryDirectory() as work, local(workers) as execute:
 
-        def again(label: str, record: Record) -> Job:
-            config = ledger.placed(config_of(record)).with_(device=device, tensorboard=False, wandb="")
-            return Job(record.id, label, config, Path(work) / record.id, ledger.cache, record.environment.get("threads"))
+        def again(cell: Cell, record: Record) -> Job:
+            where = {key: value for key, value in cell.config.flat().items() if key in BY_DIGEST}
+            config = config_of(record).with_(**where, device=device, tensorboard=False, wandb="")
+            return Job(record.id, cell.label, config, Path(work) / record.id, ledger.cache, record.environment.get("threads"))
 
         for job, now in execute(again(*one) for one in found.values()):
             if now is None:

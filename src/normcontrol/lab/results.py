@@ -63,16 +63,22 @@ def summarise(id: str, config: Config, environment: dict[str, Any], lines: list[
     elif not final.get("val_loss", math.inf) < curves["val_loss"][1][0]:
         status, error = "diverged", "The validation loss after the last step is not below that of the untrained model."
     skipped = max((line["skipped"] for line in lines if "skipped" in line), default=0)
-    plain = json.loads(json.dumps(config.flat()))
+    plain = {key: _placeless(value) for key, value in json.loads(json.dumps(config.flat())).items()}
     return Record(id, plain, _public(environment), status, final, skipped, round(seconds, 2), error, curves)
+
+
+def _placeless(value: Any) -> Any:
+    """A path without where it lies, which is known to one machine alone; what the data is, its digest says."""
+    if isinstance(value, list):
+        return [_placeless(one) for one in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def _public(environment: dict[str, Any]) -> dict[str, Any]:
     """What readers elsewhere need of a run's environment: no paths of the machine."""
     if not environment:
         return {}
-    said = [Path(word).name if word.startswith("/") else word for word in environment["command"][1:]]
-    where = {"command": ["normcontrol", *said], "platform": environment["platform"].split("-")[0]}
+    where = {"command": ["normcontrol", *_placeless(environment["command"][1:])], "platform": environment["platform"].split("-")[0]}
     return {**environment, **where, "data": {**environment["data"], "folder": Path(environment["data"]["folder"]).name}}
 
 
