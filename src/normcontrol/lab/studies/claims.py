@@ -2,8 +2,8 @@
 
 In parts, the most telling first, so that what is finished is of use whenever it is stopped: decays and ratios at the
 learning rate expected to be best, the best of each and the controls with paired seeds, the other learning rates (and the seeds
-again, if one of them is better), the second best with seeds, as one seed may have chosen wrongly, then the smaller questions.
-A part that starts from the best cells is known when they are.
+again, if one of them is better), the second best with seeds, as one seed may have chosen wrongly, then the smaller questions, and
+the controls tuned too. A part that starts from the best cells is known when they are.
 """
 
 from __future__ import annotations
