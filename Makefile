@@ -55,14 +55,14 @@ test-versions:  ## the core tests on the oldest, the pinned and the newest torch
 	$(PYTHON) tools/versions.py
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
-	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -l 'mark\.cuda' tests/test_*.py tests/lab/test_*.py)
+	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -rl --include='test_*.py' 'mark\.cuda' tests)
 
 # torch first: the pinned CPU build satisfies every later requirement, so that pip never fetches the CUDA one.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/timm timm torchvision  # tests/with_timm.py says why
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/timm timm torchvision  # tests/integrations/with_timm.py says why
 	touch $(READY)
 
 clean:

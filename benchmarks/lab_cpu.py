@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from normcontrol.lab import metrics
-from normcontrol.lab.config import preset
-from normcontrol.lab.data import Batches
-from normcontrol.lab.device import Stopwatch
-from normcontrol.lab.model import GPT
-from normcontrol.lab.train import train
+from normcontrol.lab.data.batches import Batches
+from normcontrol.lab.training import metrics
+from normcontrol.lab.training.config import preset
+from normcontrol.lab.training.device import Stopwatch
+from normcontrol.lab.training.loop import train
+from normcontrol.lab.training.model import GPT
 
 STEPS, ROUNDS, VOCAB = 40, 3, 1024
 
@@ -51,7 +51,7 @@ def main() -> None:
         tokens[:200].tofile(folder / "val.bin")
         config = preset("tiny").with_(data=str(folder), steps=STEPS, eval_every=STEPS, checkpoint_every=STEPS, device="cpu")
         # nanoGPT's files mean GPT-2's vocabulary; this one is small, so say so as a manifest would.
-        import normcontrol.lab.data as data
+        import normcontrol.lab.data.batches as data
 
         data.padded = lambda vocab: VOCAB  # type: ignore[assignment]
         pairs = []

@@ -22,9 +22,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from normcontrol.lab import data, metrics
-from normcontrol.lab.config import Config, preset
-from normcontrol.lab.train import train
+from normcontrol.lab.data import batches as data
+from normcontrol.lab.training import metrics
+from normcontrol.lab.training.config import Config, preset
+from normcontrol.lab.training.loop import train
 
 
 def tokens_per_second(config: Config, out: Path) -> float:
@@ -93,7 +94,7 @@ def main() -> None:
         synthetic = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "synthetic")
         data.feed = real
         say("speed, real shards / synthetic tokens", speeds["AdamW"] / synthetic, "(at least 0.99)")
-        loop = importlib.import_module("normcontrol.lab.train")
+        loop = importlib.import_module("normcontrol.lab.training.loop")
         cudnn, loop.attention = loop.attention, lambda device: contextlib.nullcontext()
         theirs = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "attention")
         loop.attention = cudnn

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import tiktoken
 
-from normcontrol.lab import corpus
-from normcontrol.lab.prepare import prepare
+from normcontrol.lab.data import corpus
+from normcontrol.lab.data.prepare import prepare
 
 
 def write_corpus(folder: Path, megabytes: int) -> Path:
@@ -42,8 +42,8 @@ def peak_memory(folder: Path, out: Path) -> float:
     code = f"""
 import resource
 from pathlib import Path
-from normcontrol.lab import corpus
-from normcontrol.lab.prepare import prepare
+from normcontrol.lab.data import corpus
+from normcontrol.lab.data.prepare import prepare
 prepare(corpus.source({str(folder)!r}), Path({str(out)!r}), "gpt2", val_fraction=0.02)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """

@@ -19,18 +19,19 @@ from typing import Any
 import torch
 
 from normcontrol import predict
-from normcontrol.classes import TensorClass, classes_of
-from normcontrol.lab import metrics, optim
-from normcontrol.lab.challenge import finished
-from normcontrol.lab.config import Config, preset
-from normcontrol.lab.data import padded
+from normcontrol.groups.classes import TensorClass, classes_of
+from normcontrol.lab.data.batches import padded
 from normcontrol.lab.files import read_json
-from normcontrol.lab.folder import CONFIG, ENVIRONMENT, revision
-from normcontrol.lab.model import GPT
-from normcontrol.lab.results import CELLS, Record, read, summarise
-from normcontrol.lab.telemetry import PREFIX
-from normcontrol.lab.train import train
-from normcontrol.record import ClassTrace
+from normcontrol.lab.studies.challenge import finished
+from normcontrol.lab.study.records import CELLS, Record, read, summarise
+from normcontrol.lab.training import metrics
+from normcontrol.lab.training import optimizers as optim
+from normcontrol.lab.training.config import Config, preset
+from normcontrol.lab.training.loop import train
+from normcontrol.lab.training.model import GPT
+from normcontrol.lab.training.run_folder import CONFIG, ENVIRONMENT, revision
+from normcontrol.lab.training.telemetry import PREFIX
+from normcontrol.watch.trace import ClassTrace
 
 FACTORS = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.5, 2.0))
 """The four pairs, as multiples of the preset's learning rate and decay. The first is the one that is calibrated on."""

@@ -22,8 +22,9 @@ from record import write
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normcontrol import AdamWN, folded
+from normcontrol import AdamWN
 from normcontrol.scope import SCOPES, measure
+from normcontrol.steppers import folded
 
 BYTES_ADAM = 28  # a weight in fp32: weight, m and v are read and written, the gradient read
 BYTES_CONTROL = {"fused": 4, "fused, no guess holds": 12}  # the norm reads the weight; a pass for the factor reads and writes it

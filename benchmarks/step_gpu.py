@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import normcontrol.fused as fused
+import normcontrol.steppers.fused as fused
 from normcontrol import AdamWN, NormControl, linear
 
 RATIO = linear(1.0, 2.0, steps=2500)

@@ -24,17 +24,17 @@ from typing import Any
 
 import torch
 
-from normcontrol.lab.config import Config
-from normcontrol.lab.ledger import begin
-from normcontrol.lab.runner import Runner, cores
 from normcontrol.lab.studies.bases import base
-from normcontrol.lab.study import grid
-from normcontrol.lab.train import train
+from normcontrol.lab.study.cells import grid
+from normcontrol.lab.study.ledger import begin
+from normcontrol.lab.study.runner import Runner, cores
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.loop import train
 
 STUDY = """
 from pathlib import Path
-from normcontrol.lab.config import Config
-from normcontrol.lab.study import grid
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.study.cells import grid
 
 def study(scale, done):
     return grid("AdamWN", Config.load(Path({config!r})), seeds=range({runs}))

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from normcontrol.lab import charts
-from normcontrol.lab.ledger import STUDY, Ledger, open_folder
-from normcontrol.lab.results import Record
-from normcontrol.lab.study_report import curve, drawn
-from normcontrol.lab.verdict import judge
+from normcontrol.lab.report import figures as charts
+from normcontrol.lab.report.study import curve, drawn
+from normcontrol.lab.study.ledger import STUDY, Ledger, open_folder
+from normcontrol.lab.study.records import Record
+from normcontrol.lab.study.verdict import judge
 
 ROOT = Path(__file__).parents[1]
 FIGURES = "figures/results"

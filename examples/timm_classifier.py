@@ -20,7 +20,7 @@ from timm.utils import CheckpointSaver
 from torch import Tensor, nn
 
 import normcontrol.integrations.timm
-from normcontrol.trackers import values
+from normcontrol.watch.trackers import values
 
 UPDATES = 20  # an epoch
 

@@ -102,7 +102,7 @@ class TestTheSameNumbersAsTorch:
 
     def test_with_the_defaults_of_both(self):
         count = np.arange(0, 4000, 500)
-        schedule = normcontrol.settings.PAPER_RATIO
+        schedule = normcontrol.groups.settings.PAPER_RATIO
         np.testing.assert_allclose([normcontrol.optax.paper_ratio(c) for c in count], [schedule(c + 1) for c in count], rtol=1e-6)
 
 
@@ -386,7 +386,7 @@ class TestBadInput:
             AdamWN({"kernel": jnp.ones((2, 2))})
 
     def test_a_decay_that_is_not_used_is_said_once(self, monkeypatch):
-        monkeypatch.setattr("normcontrol.once.SAID", set())
+        monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
         with pytest.warns(UserWarning, match=r"adamwn does not decay: the value of weight_decay=0.1 is not used") as said:
             [adamwn(LR, weight_decay=0.1) for _ in range(2)]
         assert len(said) == 1

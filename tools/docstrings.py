@@ -9,7 +9,7 @@ DOCTEST = re.compile(r"(?:^[ \t]*>>> .*\n?(?:^[ \t]*(?!>>>)\S.*\n?)*)+", re.M)
 
 
 def as_markdown(text: str) -> str:
-    """See ``tests/test_site.py`` for what becomes of what."""
+    """See ``tests/project/test_site.py`` for what becomes of what."""
     text = re.sub(r":(?:class|func|meth|data|mod):`~?([^`]+)`", r"`\1`", text)
     return DOCTEST.sub(lambda block: f"```pycon\n{block[0].rstrip()}\n```\n", text)
 

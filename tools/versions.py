@@ -2,7 +2,7 @@
 
 ``make test-versions``. Other versions than the pinned one come as CUDA builds of several gigabytes, which also run on a
 CPU; they never enter the project's own environment. What passed is written to ``results/versions.json`` and into the table
-of ``docs/versions.md``, and ``tests/test_versions.py`` holds the declared range to it.
+of ``docs/versions.md``, and ``tests/project/test_versions.py`` holds the declared range to it.
 """
 
 import argparse

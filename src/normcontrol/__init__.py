@@ -1,13 +1,14 @@
 """Weight norm control (Loshchilov, 2023): hold the norm of the weights instead of decaying them."""
 
-from normcontrol import predict, recipes
+from normcontrol import predict
 from normcontrol.adamwn import AdamWN
-from normcontrol.average import reproject_
 from normcontrol.control import NormControl
-from normcontrol.policy import param_groups
-from normcontrol.record import NormTrace
+from normcontrol.groups.members import param_groups
+from normcontrol.groups.sets import Reading
+from normcontrol.predict import recipes
 from normcontrol.schedule import Schedule, constant, cosine, eta_times, linear, lr_times, piecewise, trace
-from normcontrol.sets import Reading
+from normcontrol.watch.average import reproject_
+from normcontrol.watch.trace import NormTrace
 
 __version__ = "0.1.0"
 

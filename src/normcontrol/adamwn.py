@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from normcontrol.control import NormControl
-from normcontrol.folded import FoldedWeights, fold, folding
-from normcontrol.fused import Plan, Unfit, unfuse, why_not
-from normcontrol.once import say_once
-from normcontrol.policy import marks_of_decay
+from normcontrol.distributed.sharding import Gradients, is_mixed, local
+from normcontrol.groups.members import marks_of_decay
+from normcontrol.groups.warn import say_once
 from normcontrol.schedule import Value, is_jax
-from normcontrol.sharding import Gradients, is_mixed, local
+from normcontrol.steppers.folded import FoldedWeights, fold, folding
+from normcontrol.steppers.fused import Plan, Unfit, unfuse, why_not
 
 
 class AdamWN(NormControl):

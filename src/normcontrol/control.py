@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from normcontrol.clock import Clock
+from normcontrol.distributed.layouts import check_recognised
+from normcontrol.distributed.sharding import Spread, all_agree, local, measure_together, whole_norms
+from normcontrol.groups.clock import Clock
+from normcontrol.groups.sets import Reading, WeightSet, members_of, weight_sets
+from normcontrol.groups.settings import Group, adapted, check_decay, check_group, check_references, complete, restored
 from normcontrol.law import Law
-from normcontrol.layouts import check_recognised
+from normcontrol.mechanisms.size import size_of
+from normcontrol.mechanisms.update import CautiousWeights, resize_
 from normcontrol.schedule import Schedule, Value, to_plain, trace
 from normcontrol.scope import Weights, check_axes, join, parse_scope
-from normcontrol.sets import Reading, WeightSet, members_of, weight_sets
-from normcontrol.settings import Group, adapted, check_decay, check_group, check_references, complete, restored
-from normcontrol.sharding import Spread, all_agree, local, measure_together, whole_norms
-from normcontrol.size import size_of
-from normcontrol.update import CautiousWeights, resize_
 
 LOST = "lost"
 """What pickling and copying leave of a process group."""
@@ -298,7 +298,7 @@ class NormControl(Optimizer):
 
     def report(self) -> str:
         """A table of who is controlled, at which norm, and towards what. Reading it waits for the device."""
-        from normcontrol.report import report
+        from normcontrol.watch.report import report
 
         return report(self)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from normcontrol.once import say_once
+from normcontrol.groups.warn import say_once
 from normcontrol.schedule import Schedule
 from normcontrol.scope import Scope, check_axes, parse_scope
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcontrol.rounding import DROPPED_BITS, multiply_rounding_, seeds_of
+from normcontrol.steppers.rounding import DROPPED_BITS, multiply_rounding_, seeds_of
 
 BLOCK = 2048
 """Elements that the CPU sums in float32 before going on in float64: its own reduction of a 38M-element float32

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from normcontrol.lab.config import Config, Data, Model, Optim, Run
-from normcontrol.lab.corpus import source
-from normcontrol.lab.prepare import prepare
+from normcontrol.lab.data.corpus import source
+from normcontrol.lab.data.prepare import prepare
+from normcontrol.lab.training.config import Config, Data, Model, Optim, Run
 
 # Tests run side by side on few cores: threads that wait for each other would only be in the way.
 os.environ["OMP_NUM_THREADS"] = "1"

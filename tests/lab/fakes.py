@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normcontrol.lab import results
-from normcontrol.lab.results import Results
-from normcontrol.lab.study import Cell, Data, Study, identity
+from normcontrol.lab.study import records as results
+from normcontrol.lab.study.cells import Cell, Data, Study, identity
+from normcontrol.lab.study.records import Results
 
 DATA = Data("digest")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from normcontrol.lab import checkpoint
-from normcontrol.lab.config import Config
-from normcontrol.lab.folder import CONFIG
-from normcontrol.lab.train import train
+from normcontrol.lab.training import checkpoint
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.loop import train
+from normcontrol.lab.training.run_folder import CONFIG
 
 
 def start(config: Config, out: Path) -> subprocess.Popen:

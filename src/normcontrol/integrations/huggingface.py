@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import normcontrol
+from normcontrol.groups.sets import members_of
+from normcontrol.groups.settings import TARGETS
+from normcontrol.groups.warn import say_once
 from normcontrol.integrations import require
-from normcontrol.once import say_once
-from normcontrol.sets import members_of
-from normcontrol.settings import TARGETS
-from normcontrol.trackers import layout, values
+from normcontrol.watch.trackers import layout, values
 
 require("transformers", "4.47", "Trainer takes optimizer_cls_and_kwargs since then")
 
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 if TYPE_CHECKING:
-    from normcontrol.settings import Group
+    from normcontrol.groups.settings import Group
 
 ZERO_AT_START = re.compile(r"\.lora_B\b|\.lora_embedding_A\b")
 """What PEFT's adapters start at zero, by name."""

@@ -1,7 +1,7 @@
 """Lightning: a callback that logs the norms to the Trainer's loggers.
 
 Return an AdamWN from ``configure_optimizers`` as any other optimizer. Fabric needs nothing of this: ``fabric.setup`` takes an
-AdamWN as it is, and ``fabric.log_dict(values(optimizer))`` logs :func:`normcontrol.trackers.values`.
+AdamWN as it is, and ``fabric.log_dict(values(optimizer))`` logs :func:`normcontrol.watch.trackers.values`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from normcontrol.control import NormControl
 from normcontrol.integrations import require
-from normcontrol.trackers import layout, tensors
+from normcontrol.watch.trackers import layout, tensors
 
 require("lightning", "2.0", "lightning.pytorch is there since then")
 

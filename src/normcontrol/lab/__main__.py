@@ -6,12 +6,12 @@ import sys
 
 def main() -> int:
     try:
-        from normcontrol.lab import study_command
+        from normcontrol.lab.cli import study as study_command
 
         if sys.argv[1:] and sys.argv[1] in study_command.COMMANDS:  # these need fewer packages than the rest
             return study_command.main(sys.argv[1:])
-        from normcontrol.lab.cli import main as run
-        from normcontrol.lab.parallel import exit_now
+        from normcontrol.lab.cli.main import main as run
+        from normcontrol.lab.training.parallel import exit_now
     except ModuleNotFoundError as missing:
         if str(missing.name).startswith("normcontrol"):
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from normcontrol.lab.config import Config, preset
+from normcontrol.lab.training.config import Config, preset
 
 PAPER = preset("gpt2").with_(lr=1e-3, min_lr=0.1, warmup=2000, weight_decay=0.1, ramp=2500, rate=1e-2, eval_every=1000, log_every=100)
 """nanoGPT's settings with those of the paper: batches of 491,520 tokens."""

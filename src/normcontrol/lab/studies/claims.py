@@ -13,13 +13,13 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from normcontrol.lab import optim
-from normcontrol.lab.config import Config
-from normcontrol.lab.results import Results
 from normcontrol.lab.studies import rules
 from normcontrol.lab.studies.bases import base
 from normcontrol.lab.studies.rules import ADAMC, ADAMW, ADAMWN, FEWER, HELD, LAYERNORM, OFFSET, RATE, SCALED, TENSOR
-from normcontrol.lab.study import Cell, Study, grid
+from normcontrol.lab.study.cells import Cell, Study, grid
+from normcontrol.lab.study.records import Results
+from normcontrol.lab.training import optimizers as optim
+from normcontrol.lab.training.config import Config
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ trials, not how well each is known to be tuned.
 
 from __future__ import annotations
 
-from normcontrol.lab.results import Results
 from normcontrol.lab.studies.bases import base
 from normcontrol.lab.studies.claims import RANGES, seeded
-from normcontrol.lab.study import Cell, Study, grid
+from normcontrol.lab.study.cells import Cell, Study, grid
+from normcontrol.lab.study.records import Results
 
 STEPS = {"small": 500}
 """Fewer than the scale's own, where 25 runs of those would take too long."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from normcontrol.lab.config import Config
-from normcontrol.lab.results import Results
 from normcontrol.lab.studies.bases import PAPER, base, shrunk
-from normcontrol.lab.study import Cell, Published, Study, grid
+from normcontrol.lab.study.cells import Cell, Published, Study, grid
+from normcontrol.lab.study.records import Results
+from normcontrol.lab.training.config import Config
 
 SHRINK = {"tiny": 100.0, "small": 100 / 3, "full": 1.0}
 """50,000 steps of the paper are 500 at `tiny` and 1,500 at `small`."""

@@ -8,12 +8,24 @@ from typing import Any
 
 import torch
 
-from normcontrol.lab.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED, Claim, Evidence, Finding, Trial, difference, edges_of, lower
-from normcontrol.lab.config import Config
-from normcontrol.lab.data import padded
-from normcontrol.lab.model import GPT, INIT_STD
-from normcontrol.lab.results import Record
-from normcontrol.lab.stats import lowest_point, paired
+from normcontrol.lab.data.batches import padded
+from normcontrol.lab.study.claims import (
+    NOT_RUN,
+    NOT_SHOWN,
+    REFUTED,
+    SUPPORTED,
+    Claim,
+    Evidence,
+    Finding,
+    Trial,
+    difference,
+    edges_of,
+    lower,
+)
+from normcontrol.lab.study.records import Record
+from normcontrol.lab.study.statistics import lowest_point, paired
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.model import GPT, INIT_STD
 
 ADAMW, ADAMWN, SCALED, ADAMC = "AdamW", "AdamWN", "AdamW from scaled weights", "AdamC"
 HELD, RATE, TENSOR = "AdamWN from scaled weights", "AdamWN, other rates", "AdamWN, a norm for each tensor"

@@ -1,0 +1,1 @@
+"""Text in, batches out: corpora, tokenizers, shards with a manifest, preparation, batches."""

@@ -1,0 +1,221 @@
+"""From text to shards: flat files of token ids, with a manifest that says what they are.
+
+The source is streamed: some megabytes are in memory, on all cores, whatever its size. A journal says after every few
+seconds what is safely on disk; started again, the work goes on from there and ends in the same bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normcontrol.lab.data import tokenizer as tokenizers
+from normcontrol.lab.data.corpus import Piece, Source
+from normcontrol.lab.data.tokenizer import Ids, Tokenizer
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.files import largest, read_json, sha256, sync, sync_folder, write_json
+
+MANIFEST, JOURNAL = "manifest.json", "journal.json"
+TASK = 1 << 20  # characters encoded at a time by one thread
+TRAINED_ON = 1 << 26  # characters that a BPE is trained on, at most
+SPLITS = ("train", "val")
+
+Progress = Callable[[int, int, int], None]
+"""Told the bytes of the source that were read, their total, and the tokens made."""
+
+
+@dataclass
+class Shards:
+    """The shards of one split as they grow: all but the last are finished, hashed and renamed."""
+
+    folder: Path
+    split: str
+    dtype: np.dtype[Any]
+    limit: int
+    done: list[dict[str, Any]] = field(default_factory=list)
+    tokens: int = 0  # in the unfinished shard
+
+    @property
+    def part(self) -> Path:
+        return self.folder / f"{self.split}-{len(self.done):05d}.bin.part"
+
+    def restart(self, done: list[dict[str, Any]], tokens: int) -> None:
+        """Go back to what the journal says was on disk; what came after it is cut off, finished shards too."""
+        self.done, self.tokens = done, tokens
+        finished = self.part.with_suffix("")
+        if tokens:
+            if finished.exists():
+                finished.replace(self.part)
+            os.truncate(self.part, tokens * self.dtype.itemsize)
+        kept = {entry["file"] for entry in done} | ({self.part.name} if tokens else set())
+        for path in self.folder.glob(f"{self.split}-*.bin*"):
+            if path.name not in kept:
+                path.unlink()
+
+    def add(self, ids: Ids) -> None:
+        while len(ids):
+            room, ids = ids[: self.limit - self.tokens], ids[self.limit - self.tokens :]
+            with self.part.open("ab") as file:
+                file.write(room.astype(self.dtype).tobytes())
+            self.tokens += len(room)
+            if self.tokens == self.limit:
+                self.finish()
+
+    def flush(self) -> None:
+        if self.tokens:
+            with self.part.open("ab") as file:
+                sync(file)
+
+    def finish(self) -> None:
+        """Close the shard that is being written, if there is one."""
+        if not self.tokens:
+            return
+        self.flush()
+        path = self.part.with_suffix("")
+        highest = largest(self.part, self.dtype)
+        entry = {"file": path.name, "tokens": self.tokens, "sha256": sha256(self.part), "max": highest}
+        self.part.replace(path)
+        sync_folder(self.folder)
+        self.done.append(entry)
+        self.tokens = 0
+
+
+def prepare(
+    source: Source,
+    out: Path,
+    tokenizer: str,
+    val_fraction: float = 0.01,
+    shard_tokens: int = 100_000_000,
+    progress: Progress = lambda read, total, tokens: None,
+) -> Path:
+    """Tokenize ``source`` into shards under ``out``, or go on where that was stopped; return ``out``."""
+    if not 0 < val_fraction <= 0.5:
+        raise LabError(f"val_fraction={val_fraction}: it is the share of the documents to validate on. Give a number in (0, 0.5].")
+    if (out / MANIFEST).exists():
+        raise LabError(f"{out} holds prepared data already. Train on it with --data {out}, or give another folder as --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    every = round(1 / val_fraction)
+    asked = {"source": source.name, "fingerprint": source.fingerprint(), "tokenizer": tokenizer, "every": every, "shard": shard_tokens}
+    journal = _journal(out, asked)
+    encoder = _tokenizer(out, journal, tokenizer, source, every)
+    dtype = np.dtype("<u2" if encoder.size <= 1 << 16 else "<u4")
+    shards = {split: Shards(out, split, dtype, shard_tokens) for split in SPLITS}
+    for split, growing in shards.items():
+        growing.restart(*journal["splits"].get(split, ([], 0)))
+
+    pieces, written = int(journal["pieces"]), time.monotonic()
+    for batch, ids, read in _encoded(encoder, itertools.islice(source.pieces(), pieces, None)):
+        for piece, tokens in zip(batch, ids, strict=True):
+            pieces += 1
+            into = shards["val" if pieces % every == 0 else "train"]
+            into.add(np.append(tokens, encoder.end) if piece.last else tokens)
+        progress(read, source.size, sum(_total(growing) for growing in shards.values()))
+        if time.monotonic() - written > 5:
+            _note(out, asked, shards, pieces)
+            written = time.monotonic()
+
+    if not pieces:
+        raise LabError(f"There is no text in {source.name}: all of its files are empty.")
+    if pieces < every:
+        raise LabError(
+            f"{source.name} has {pieces} documents, so every {every}th of them to validate on is none. Raise --val-fraction to "
+            f"{1 / max(pieces, 2):.2g} or more."
+        )
+    for growing in shards.values():
+        growing.finish()
+    manifest = {
+        "format": 1,
+        "tokenizer": encoder.name,
+        "vocab": encoder.size,
+        "end": encoder.end,
+        "dtype": dtype.name,
+        "source": source.name,
+        "fingerprint": source.fingerprint(),
+        "split": f"every {every}th document (or 64 KB of a longer one) is for validation",
+        "documents": pieces,
+        "splits": {split: {"tokens": _total(growing), "shards": growing.done} for split, growing in shards.items()},
+    }
+    write_json(out / MANIFEST, manifest)
+    (out / JOURNAL).unlink(missing_ok=True)
+    return out
+
+
+def _total(shards: Shards) -> int:
+    return sum(entry["tokens"] for entry in shards.done) + shards.tokens
+
+
+def _journal(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier, stopped attempt left behind, if it was the same work."""
+    if not (out / JOURNAL).exists():
+        return {"pieces": 0, "splits": {}}
+    journal = read_json(out / JOURNAL)
+    for key, value in asked.items():
+        if journal["asked"][key] != value:
+            raise LabError(
+                f"{out} holds the beginning of other work: {key} was {journal['asked'][key]!r} and is {value!r} now. Delete the folder, "
+                "or give another as --out."
+            )
+    return journal
+
+
+def _note(out: Path, asked: dict[str, Any], shards: dict[str, Shards], pieces: int) -> None:
+    """Put what was done on disk, then the note that says so."""
+    for growing in shards.values():
+        growing.flush()
+    splits = {split: (growing.done, growing.tokens) for split, growing in shards.items()}
+    write_json(out / JOURNAL, {"asked": asked, "pieces": pieces, "splits": splits})
+
+
+def _tokenizer(out: Path, journal: dict[str, Any], name: str, source: Source, every: int) -> Tokenizer:
+    """The one asked for; a trained one is trained on what is not for validation, once."""
+    if journal["pieces"]:
+        return tokenizers.stored(name, out)
+
+    def texts() -> Iterator[str]:
+        seen = 0
+        for number, (piece, _) in enumerate(source.pieces(), 1):
+            if number % every:
+                yield piece.text
+                seen += len(piece.text)
+            if seen > TRAINED_ON:
+                return
+
+    made = tokenizers.make(name, texts())
+    made.save(out)
+    return made
+
+
+def _encoded(encoder: Tokenizer, pieces: Iterator[tuple[Piece, int]]) -> Iterator[tuple[list[Piece], list[Ids], int]]:
+    """Encode on all cores, in order, with a bounded number of tasks under way. Both tokenizers leave Python while they work."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    waiting: deque[tuple[list[Piece], Future[list[Ids]], int]] = deque()
+    with ThreadPoolExecutor(cores) as pool:
+        for batch, read in _batches(pieces):
+            waiting.append((batch, pool.submit(lambda b: [encoder.encode(piece.text) for piece in b], batch), read))
+            if len(waiting) > 2 * cores:
+                done, future, at = waiting.popleft()
+                yield done, future.result(), at
+        for done, future, at in waiting:
+            yield done, future.result(), at
+
+
+def _batches(pieces: Iterator[tuple[Piece, int]]) -> Iterator[tuple[list[Piece], int]]:
+    batch: list[Piece] = []
+    size = at = 0
+    for piece, at in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= TASK:
+            yield batch, at
+            batch, size = [], 0
+    if batch:
+        yield batch, at

@@ -1,0 +1,97 @@
+"""A study as it runs: a table of trials by seeds that fills in on a terminal, a line for each finished cell in a log.
+
+Without rich, it is lines everywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from normcontrol.lab.study.cells import Cell
+from normcontrol.lab.study.records import Record
+from normcontrol.lab.training.loop import Status
+
+
+class Lines:
+    """A line for each finished cell."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def show(self, label: str, status: Status) -> None:
+        """A running cell's status."""
+
+    def finished(self, cell: Cell, record: Record, done: int, wanted: int) -> None:
+        minutes = (time.monotonic() - self.started) / 60
+        print(f"{minutes:5.1f} min  {done}/{wanted}  {cell.label}: {_outcome(record)}, {record.seconds:.0f} s", flush=True)
+
+
+class Live(Lines):
+    """The table on a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.live import Live as RichLive
+
+        self.rows: dict[str, dict[int, str]] = {}
+        self.running: dict[str, Status] = {}
+        self.count = (0, 0)
+        self.live: Any = RichLive(refresh_per_second=4)
+
+    def __enter__(self) -> Live:
+        self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.running.clear()
+        self.live.update(self.table(), refresh=True)
+        self.live.stop()
+
+    def show(self, label: str, status: Status) -> None:
+        self.running[label] = status
+        self.live.update(self.table())
+
+    def finished(self, cell: Cell, record: Record, done: int, wanted: int) -> None:
+        self.running.pop(cell.label, None)
+        text = f"{record.value():.4f}" if record.good else record.status
+        self.rows.setdefault(f"{cell.arm} {cell.trial}".strip(), {})[cell.seed] = text
+        self.count = (done, wanted)
+        self.live.update(self.table())
+
+    def table(self) -> Any:
+        from rich.table import Table
+
+        seeds = sorted({seed for row in self.rows.values() for seed in row})
+        table = Table(box=None, pad_edge=False, title=f"{self.count[0]} of {self.count[1]} cells known so far", title_justify="left")
+        for heading in ("trial", *(f"seed {seed}" for seed in seeds)):
+            table.add_column(heading, no_wrap=True)
+        for name, row in self.rows.items():
+            table.add_row(name, *(row.get(seed, "") for seed in seeds))
+        for label, status in self.running.items():
+            table.add_row(f"{label}: {status.step}/{status.steps}, loss {status.loss:.3f}, ratio {status.ratio:.2f}", style="dim")
+        return table
+
+
+def board() -> Lines:
+    """What fits where the output goes."""
+    if sys.stdout.isatty():
+        try:
+            return Live()
+        except ImportError:
+            pass
+    return Lines()
+
+
+def _outcome(record: Record) -> str:
+    if not record.good:
+        return f"{record.status} ({record.error})"
+    return ", ".join(f"{key} {value:.4f}" for key, value in record.final.items() if key != "loss")

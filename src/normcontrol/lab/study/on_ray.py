@@ -1,0 +1,73 @@
+"""The cells of a study as Ray tasks: on the cluster that this machine belongs to, or on a local one.
+
+Each task trains in a folder of its own on its node and sends its record back; the data must be where all nodes see it. A
+cell that was under way when the study was stopped starts anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.study.records import Record
+from normcontrol.lab.study.runner import Execute, Job, run_cell
+
+
+@contextlib.contextmanager
+def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
+    """Run jobs on Ray, so many at a time; several share a GPU if there are more of them than GPUs."""
+    try:
+        import ray
+    except ImportError:
+        raise LabError("--on ray was asked for, but Ray is not installed: pip install 'normcontrol[ray]'.") from None
+    mine = not ray.is_initialized()
+    if mine:
+        address = os.environ.get("RAY_ADDRESS")
+        ray.init(**({"address": address} if address else {"num_cpus": workers, "include_dashboard": False}), log_to_driver=False)
+    gpus = min(ray.cluster_resources().get("GPU", 0) / workers, 1) if gpu else 0
+    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_train)
+
+    def execute(jobs: Iterator[Job]) -> Iterator[tuple[Job, Record | None]]:
+        under_way: dict[Any, Job] = {}
+
+        def collect() -> Iterator[tuple[Job, Record | None]]:
+            done, _ = ray.wait(list(under_way))
+            for future in done:
+                job = under_way.pop(future)
+                try:
+                    yield job, ray.get(future)
+                except ray.exceptions.RayError as error:
+                    raise LabError(f"Ray lost {job.label}: {error}. Finished cells are safe: the same command goes on.") from None
+
+        for job in jobs:
+            placed = replace(job, config=job.config.with_(data=_absolute(job.config.data.data)), cache=job.cache.resolve())
+            under_way[task.remote(placed)] = job
+            if len(under_way) == workers:
+                yield from collect()
+        while under_way:
+            yield from collect()
+
+    try:
+        yield execute
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+def _absolute(data: str) -> str:
+    return data if data == "python" else str(Path(data).expanduser().resolve())
+
+
+def _train(job: Job) -> Record | None:
+    """On a node."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as work:
+        return run_cell(replace(job, work=Path(work) / job.id))

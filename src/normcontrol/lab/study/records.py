@@ -1,0 +1,170 @@
+"""What finished cells leave behind: one small JSONL file each, to be committed, and how a study's folder is read back.
+
+The first line of a file says what was run, where, and how it ended; each further line is a curve. A file that cannot be
+read is named and left out, never guessed at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.files import sync
+from normcontrol.lab.study.cells import BY_DIGEST, Cell, Data, identity
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.run_folder import FREE
+from normcontrol.lab.training.telemetry import PREFIX
+
+CELLS = "cells"
+CURVES = ("loss", "val_loss", "ratio", "grad_norm", "angle", "decay")
+Curve = tuple[list[int], list[float]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A cell that was run: ``status`` is finished, diverged or failed."""
+
+    id: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    status: str
+    final: dict[str, float] = field(default_factory=dict)
+    skipped: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    curves: dict[str, Curve] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        return self.status == "finished"
+
+    def value(self, key: str = "val_loss") -> float:
+        """A final value; infinite for a run that diverged or failed, which is worse than any other."""
+        return self.final.get(key, math.inf) if self.good else math.inf
+
+
+def summarise(id: str, config: Config, environment: dict[str, Any], lines: list[dict[str, Any]], seconds: float, error: str = "") -> Record:
+    """A record of a run from its metrics."""
+    curves: dict[str, Curve] = {}
+    by_class = sorted({key for line in lines for key in line if key.startswith(PREFIX)})
+    for key in (*CURVES, *by_class):
+        points = [(line["step"], line[key]) for line in lines if key in line and "skipped" not in line]
+        curves[key] = ([step for step, _ in points], [value for _, value in points])
+    final = {key: line[key] for line in lines for key in line if key in ("loss", "ratio") or key.startswith("val_loss")}
+    status = "finished"
+    if error:
+        status = "diverged" if "not finite" in error else "failed"
+    elif not final.get("val_loss", math.inf) < curves["val_loss"][1][0]:
+        status, error = "diverged", "The validation loss after the last step is not below that of the untrained model."
+    skipped = max((line["skipped"] for line in lines if "skipped" in line), default=0)
+    plain = {key: _placeless(value) for key, value in json.loads(json.dumps(config.flat())).items()}
+    return Record(id, plain, _public(environment), status, final, skipped, round(seconds, 2), error, curves)
+
+
+def _placeless(value: Any) -> Any:
+    """A path without where it lies, which is known to one machine alone; what the data is, its digest says."""
+    if isinstance(value, list):
+        return [_placeless(one) for one in value]
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
+def _public(environment: dict[str, Any]) -> dict[str, Any]:
+    """What readers elsewhere need of a run's environment: no paths of the machine."""
+    if not environment:
+        return {}
+    where = {"command": ["normcontrol", *_placeless(environment["command"][1:])], "platform": environment["platform"].split("-")[0]}
+    return {**environment, **where, "data": {**environment["data"], "folder": Path(environment["data"]["folder"]).name}}
+
+
+def write(folder: Path, record: Record, arm: str = "") -> Path:
+    """Put a record into a study's folder, whole or not at all."""
+    path = folder / CELLS / f"{record.id}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = {key: value for key, value in vars(record).items() if key != "curves"}
+    lines: list[dict[str, Any]] = [{"cell": arm, **head}]
+    lines += [{"curve": key, "steps": steps, "values": values} for key, (steps, values) in record.curves.items()]
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+        sync(file)
+    temporary.replace(path)
+    return path
+
+
+def read(path: Path) -> Record:
+    """A record from its file."""
+    try:
+        head, *rest = [json.loads(line) for line in path.read_text().splitlines()]
+        curves = {line["curve"]: (line["steps"], line["values"]) for line in rest}
+        if any(len(steps) != len(values) for steps, values in curves.values()) or not set(CURVES) <= set(curves):
+            raise ValueError("its curves are not whole")
+        del head["cell"]
+        return Record(**head, curves=curves)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LabError(f"{path} cannot be read ({error}): it is left out. Delete it, and the study runs that cell again.") from None
+
+
+class Results(Mapping[str, Record]):
+    """The records of a study's folder by identity, and what was wrong with the others."""
+
+    def __init__(self, data: Callable[[Config], Data], records: Iterable[Record] = (), problems: Iterable[str] = ()) -> None:
+        self.data, self.problems = data, list(problems)
+        self._records = {record.id: record for record in records}
+
+    @classmethod
+    def load(cls, folder: Path, data: Callable[[Config], Data]) -> Results:
+        records, problems = [], []
+        for path in sorted((folder / CELLS).glob("*.jsonl")):
+            try:
+                records.append(read(path))
+            except LabError as error:
+                problems.append(str(error))
+        return cls(data, records, problems)
+
+    def add(self, record: Record) -> None:
+        self._records[record.id] = record
+
+    def of(self, cell: Cell) -> Record | None:
+        """The record of a cell, if it was run with these very settings on this very data."""
+        record = self._records.get(identity(cell.config, self.data(cell.config)))
+        if record is None:
+            return None
+        mine = json.loads(json.dumps(cell.config.flat()))
+        same = all(record.config[key] == mine[key] for key in mine if key in record.config and key not in FREE | BY_DIGEST)
+        return record if same else None
+
+    def done(self, cells: Iterable[Cell]) -> bool:
+        """Whether each of the cells was run, well or not."""
+        return all(self.of(cell) is not None for cell in cells)
+
+    def trials(self, cells: Iterable[Cell]) -> dict[str, list[tuple[Cell, Record]]]:
+        """Cells that were run, by arm and trial; the seeds of a trial together, in order."""
+        found: dict[str, list[tuple[Cell, Record]]] = {}
+        for cell in sorted(cells, key=lambda c: c.seed):
+            record = self.of(cell)
+            if record is not None:
+                found.setdefault(f"{cell.arm} {cell.trial}".strip(), []).append((cell, record))
+        return found
+
+    def best(self, cells: Iterable[Cell], key: str = "val_loss") -> Cell | None:
+        """The first cell of the trial with the lowest mean loss, among the cells that were run."""
+        trials = self.trials(cells)
+        if not trials:
+            return None
+        means = {name: statistics.fmean(record.value(key) for _, record in runs) for name, runs in trials.items()}
+        return trials[min(means, key=lambda name: means[name])][0][0]
+
+    def __getitem__(self, id: str) -> Record:
+        return self._records[id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)

@@ -1,0 +1,145 @@
+"""Optimizers by name, torch's and the published methods, and the learning rate at every step.
+
+Every optimizer gets nanoGPT's two groups: matrices, which are regularised, and the rest, which is left alone. Methods
+whose authors leave the embedding alone too get those of their authors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from normcontrol import AdamWN, NormControl, linear
+from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.training.config import Config, Optim
+from normcontrol.methods import METHODS, hidden
+
+DEFAULT_RATIO = 2.0
+"""The paper's best run, Figure 3."""
+
+RELATIVE = 8.0
+"""How many learning rates long a Hyperball step of hidden matrices is, relative to their norm; embeddings and the rest take Adam's.
+Adam's own steps are about that long, 0.23 lr for each weight, when weights have an rms of 0.03."""
+
+# They need a closure, or sparse gradients: this loop has neither.
+UNFIT = {"LBFGS", "SparseAdam", "Optimizer"}
+TORCH: dict[str, type[Optimizer]] = {
+    name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
+}
+# Weight normalisation changes the model, and QK-Clip needs logits that this model does not tell.
+OURS = [name for name in METHODS if name not in ("weight-norm", "QK-Clip")]
+
+
+def known_name(given: str) -> str:
+    """The optimizer's name as it is spelled.
+
+    >>> known_name("adamwn"), known_name("sgd")
+    ('AdamWN', 'SGD')
+    """
+    names = [*OURS, *sorted(TORCH)]
+    for name in names:
+        if name.lower() == given.lower():
+            return name
+    if given.lower() in {name.lower() for name in UNFIT}:
+        raise LabError(f"{given} needs a closure or sparse gradients, which this training loop does not have. Choose another optimizer.")
+    raise LabError(f"There is no optimizer {given!r}. {nearest(given, names)}")
+
+
+def ratio_schedule(o: Optim) -> float | linear:
+    """r_t of the unscaled initial norm: the paper's ramp, then constant."""
+    ratio = DEFAULT_RATIO if o.ratio is None else o.ratio
+    return linear(o.ratio_start, ratio, steps=o.ramp) if o.ramp else ratio
+
+
+def is_controlled(o: Optim) -> bool:
+    """Whether the norm is held at a ratio."""
+    name = known_name(o.optimizer)
+    return name == "AdamWN" or (o.ratio is not None and name in TORCH)
+
+
+def target_at(o: Optim, step: int) -> float | None:
+    """The target ratio at a step, or None where the norm is not controlled."""
+    if not is_controlled(o):
+        return None
+    schedule = ratio_schedule(o)
+    return schedule(step) if isinstance(schedule, linear) else schedule
+
+
+def lr_at(config: Config, step: int) -> float:
+    """The learning rate of step 1, 2, ... steps: linear warm-up, then cosine or wsd.
+
+    >>> c = Config().with_(lr=1.0, warmup=10, steps=100)
+    >>> lr_at(c, 5), lr_at(c, 10), round(lr_at(c, 55), 3), round(lr_at(c, 100), 3)
+    (0.5, 1.0, 0.55, 0.1)
+    """
+    o, steps = config.optim, config.run.steps
+    if step < o.warmup:
+        return o.lr * step / o.warmup
+    if o.schedule == "wsd":
+        left = min((steps - step) / max(o.decay * steps, 1), 1.0)
+        return o.lr * (o.min_lr + (1 - o.min_lr) * left)
+    done = (step - o.warmup) / max(steps - o.warmup, 1)
+    return o.lr * (o.min_lr + (1 - o.min_lr) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def build(config: Config, model: nn.Module) -> list[Optimizer]:
+    """The optimizers of a run: one, or two where the first takes only hidden matrices (Muon)."""
+    o, name = config.optim, known_name(config.optim.optimizer)
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    try:
+        if name == "Muon":
+            inside, rest = (group["params"] for group in hidden(model))
+            return [_one(config, "Muon", inside), _one(config.with_(optimizer="AdamW", ratio=None), "AdamW", rest)]
+        return [_one(config, name, named)] if name in TORCH or name == "AdamWN" else _method(config, name, model)
+    except ValueError as error:
+        raise LabError(f"{o.optimizer} refuses these settings. {error}") from error
+
+
+def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
+    """A published method with what it takes of the config's settings; one that waits does so for twice the warm-up."""
+    o, method = config.optim, METHODS[name]
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    matrices = [{"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are} for are in (True, False)]
+    settings: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "weight_decay": o.weight_decay, "lr_max": o.lr, "adam_lr": o.lr}
+    settings |= {"start": 2 * o.warmup, "switch": 2 * o.warmup, "relative": RELATIVE, "fused": True}
+    if o.ratio is not None:
+        settings |= {"ratio": o.ratio, "kappa": o.ratio**2}
+    if any(hasattr(p, "device_mesh") for _, p in named):
+        del settings["fused"]
+    return method(hidden(model) if method.hidden else [g for g in matrices if g["params"]], **settings)
+
+
+def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
+    o = config.optim
+    groups: list[dict[str, Any]] = [
+        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
+        {"params": [(n, p) for n, p in named if p.dim() < 2]},
+    ]
+    groups = [group for group in groups if group["params"]]
+    kind = TORCH["AdamW"] if name == "AdamWN" else TORCH[name]
+    takes = inspect.signature(kind).parameters
+    options: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "adjust_lr_fn": "match_rms_adamw"}
+    options = {key: value for key, value in options.items() if key in takes}
+    if "fused" in takes and not any(hasattr(p, "device_mesh") for _, p in named):
+        options["fused"] = True
+    # The model is scaled by init_scale before the optimizer sees it: a ratio to the unscaled norm is so much less of that one.
+    ratio = _divided(ratio_schedule(o), config.model.init_scale)
+    if name == "AdamWN":
+        if o.norm_layers:
+            groups = [{**group, "controlled": True} for group in groups]
+        return AdamWN(groups, ratio=ratio, rate=o.rate, scope=o.scope, **options)
+    decays = not is_controlled(o)
+    for group in groups:
+        if "weight_decay" in takes:
+            group["weight_decay"] = o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
+    base = kind(groups, **options)
+    return base if decays else NormControl(base, ratio=ratio, rate=o.rate, scope=o.scope)
+
+
+def _divided(ratio: float | linear, scale: float) -> float | linear:
+    return linear(ratio.start / scale, ratio.end / scale, ratio.steps) if isinstance(ratio, linear) else ratio / scale

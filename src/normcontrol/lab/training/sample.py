@@ -1,0 +1,58 @@
+"""Text from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from normcontrol.lab.data import tokenizer
+from normcontrol.lab.data.batches import padded
+from normcontrol.lab.data.tokenizer import Tokenizer
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.training import checkpoint
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.device import choose
+from normcontrol.lab.training.model import GPT
+from normcontrol.lab.training.run_folder import CHECKPOINTS, CONFIG, ENVIRONMENT
+
+
+def load(run: Path, device: str = "auto") -> tuple[GPT, Tokenizer]:
+    """The model and tokenizer of a run, at its newest checkpoint."""
+    config = Config.load(run / CONFIG)
+    newest = checkpoint.latest(run / CHECKPOINTS)
+    if newest is None:
+        raise LabError(f"{run} has no checkpoint yet. Let it train until it has written one.")
+    about = json.loads((run / ENVIRONMENT).read_text())["data"]
+    model = GPT(config.model, padded(about["vocab"]))
+    model.load_state_dict(checkpoint.load(newest)["model"])
+    return model.to(choose(device)).eval(), tokenizer.stored(about["tokenizer"], run)
+
+
+@torch.no_grad()
+def generate(model: GPT, words: Tokenizer, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> Iterator[str]:
+    """Continue a prompt, piece by piece; pieces end where characters do."""
+    if temperature < 0:
+        raise LabError(f"temperature={temperature}: give 0 for the likeliest token at every step, or more for variety.")
+    device = model.wte.weight.device
+    random = torch.Generator().manual_seed(seed)
+    ids = [words.end, *words.encode(prompt).tolist()]
+    said = len(words.decode(ids))
+    for _ in range(tokens):
+        window = torch.tensor([ids[-model.config.context :]], device=device)
+        logits = model(window)[0, : words.size].float().cpu()
+        if temperature == 0:
+            chosen = int(logits.argmax())
+        else:
+            if 0 < top_k < words.size:
+                logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
+            chosen = int(torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=random))
+        if chosen == words.end:
+            return
+        ids.append(chosen)
+        text = words.decode(ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # the bytes of a character may be spread over tokens
+            yield text[said:]
+            said = len(text)

@@ -1,0 +1,64 @@
+"""The table behind ``opt.report()``: who is controlled, at which norm, and towards what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from normcontrol.scope import join
+
+if TYPE_CHECKING:
+    from normcontrol.control import NormControl
+    from normcontrol.groups.sets import WeightSet
+
+
+def report(opt: NormControl) -> str:
+    """Every number in it was computed in the last step."""
+    tensors = sum(len(s.params) for s in opt._sets)
+    weights = sum(p.numel() for s in opt._sets for p in s.params)
+    total = sum(len(g["params"]) for g in opt.param_groups)
+    name = type(opt).__name__
+    inner = f" around {type(opt.optimizer).__name__}" if name == "NormControl" else ""
+    lines = [f"{name}{inner}: {tensors} of {total} tensors controlled, {weights:,} weights, step {int(opt._step)}"]
+    if hasattr(opt, "implementation"):
+        lines.append(f"the step runs in {opt.implementation}")
+    for s in opt._sets:
+        lines += ["", _heading(s), *_rows(opt, s)]
+    return "\n".join(lines)
+
+
+def _heading(s: WeightSet) -> str:
+    settings = s.settings
+    how = f"rate {settings['rate']!r}, law {settings['law']}, {settings['order']} the step"
+    return f"scope {s.scope.name}, {s.kind} {settings[s.kind]!r}, {how}"
+
+
+def _rows(opt: NormControl, s: WeightSet) -> list[str]:
+    readings = opt.norms()
+    cells = [("name", "shape", "initial norm", "norm", "ratio", "target")]
+    if s.shards is not None and s.shards.told:  # what each tensor has in the shared norm is not known
+        tensors: Any = [[], [], [], []]
+    else:
+        sizes = s.scope.sizes(s.params)
+        tensors = s.names, s.params, s.whole(s.initial).split(sizes), s.whole(s.parts()).split(sizes)
+    for name, p, first, now in zip(*tensors, strict=True):
+        target = "" if s.scope.joint else _number(readings[name].target.norm().item())
+        shape = "x".join(map(str, p.shape))
+        start, current = first.norm().item(), now.norm().item()
+        cells.append((name, shape, _number(start), _number(current), _ratio(current, start), target))
+    if s.scope.joint:
+        start, current = join(s.initial, s.scope).item(), join(s.parts(), s.scope).item()
+        target = _number(opt._reading(s).target.item())
+        cells.append(("all of them", "", _number(start), _number(current), _ratio(current, start), target))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in cells
+    ]
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value == value else "NaN"
+
+
+def _ratio(now: float, start: float) -> str:
+    return f"{now / start:.4f}" if start > 0 else "-"

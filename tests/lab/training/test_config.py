@@ -1,0 +1,81 @@
+"""One config: typed, stored whole, and refused in a sentence when it cannot be."""
+
+import pytest
+
+from normcontrol.lab.cli.main import main
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.training.config import PRESETS, Config, check, differences, preset
+
+
+def test_a_config_comes_back_from_its_file(tmp_path):
+    config = preset("small").with_(ratio=1.6, schedule="wsd", betas=(0.8, 0.9))
+    config.save(tmp_path / "config.json")
+    assert Config.load(tmp_path / "config.json") == config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_can_be_run(name):
+    check(PRESETS[name])
+
+
+def test_field_names_are_unique_so_that_flags_need_no_prefix():
+    assert len(Config().flat()) == sum(len(vars(getattr(Config(), part))) for part in ("model", "data", "optim", "run"))
+
+
+def test_differences_name_the_field_and_both_values():
+    assert differences(Config(), Config().with_(lr=5e-4)) == {"lr": (1e-3, 5e-4)}
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_name():
+    with pytest.raises(LabError, match=r"'layer' is not a setting of a run. Did you mean layers"):
+        Config().with_(layer=3)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name(capsys):
+    assert main(["train", "--preset", "gpt-2"]) == 1
+    assert "There is no preset 'gpt-2'. Did you mean gpt2?" in capsys.readouterr().err
+
+
+def test_a_typo_in_a_flag_is_an_error_that_names_the_flag(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--weight-deca", "0.1"])
+    assert stop.value.code == 2
+    assert "--weight-decay" in "".join(capsys.readouterr())
+
+
+def test_an_unknown_command_is_refused_with_the_nearest_name(capsys):
+    assert main(["trian"]) == 1
+    assert "There is no command 'trian'. Did you mean train?" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
+    assert "Hold the norm of the matrices at this multiple of their initial norm (r_t)" in shown
+    assert "--layers INT Transformer blocks. (default: 4)" in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"width": 100, "heads": 3}, "width=100 is not divisible by heads=3: each head takes an equal share. Change one of them."),
+        ({"tokens_per_step": 1000}, "tokens_per_step=1000 is not divisible by context=128: a batch is whole sequences. Use 896 or 1024."),
+        ({"warmup": 5000}, "warmup=5000 leaves nothing of steps=500: use a shorter warm-up, 25 for example."),
+        ({"steps": 0}, "steps=0: it must be 1 or more."),
+        ({"lr": -1.0}, "lr=-1.0: it must be above 0."),
+        ({"schedule": "wsd", "decay": 0.0}, "decay=0.0: it is the share of the steps that wsd's final descent takes."),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_a_sentence(changes, sentence):
+    with pytest.raises(LabError) as refusal:
+        check(preset("tiny").with_(**changes))
+    assert sentence in str(refusal.value)
+
+
+def test_a_damaged_config_file_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(LabError, match=r"config.json is not readable as JSON"):
+        Config.load(tmp_path / "config.json")
+    with pytest.raises(LabError, match="holds no run"):
+        Config.load(tmp_path / "nothing" / "config.json")

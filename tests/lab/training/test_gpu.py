@@ -1,0 +1,47 @@
+"""The loop on a GPU, where a step is on its way before the host knows that it is to be applied."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from normcontrol.lab.training import checkpoint, metrics
+from normcontrol.lab.training import loop as train
+from normcontrol.lab.training.model import GPT
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """The loss of the third step is NaN."""
+    calls, forward = [0], GPT.forward
+
+    def poison(model, tokens, targets=None):
+        loss = forward(model, tokens, targets)
+        calls[0] += model.training
+        return loss * math.nan if model.training and calls[0] % 12 == 3 else loss
+
+    monkeypatch.setattr(GPT, "forward", poison)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN", "AdamH", "CPR-kI0", "SGD"])
+def test_early_steps_are_the_same_steps_and_one_that_is_not_finite_is_not_applied(optimizer, config, tmp_path, monkeypatch, poisoned):
+    ends = []
+    for early in (True, False):
+        if not early:
+            monkeypatch.setattr(train, "steps_early", lambda optimizers, device: False)
+        out = tmp_path / str(early)
+        assert train.train(config.with_(optimizer=optimizer, device="cuda", compile=False, precision="fp32"), out)
+        assert [line["skipped"] for line in metrics.read(out) if "skipped" in line] == [1]
+        ends.append(checkpoint.load(checkpoint.latest(out / "checkpoints"))["model"])
+    assert all(torch.isfinite(weight).all() for weight in ends[0].values())
+    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_run_in_bf16_learns(config, tmp_path):
+    assert train.train(config.with_(optimizer="AdamWN", device="cuda", steps=40), tmp_path / "run")
+    losses = [line["val_loss"] for line in metrics.read(tmp_path / "run") if "val_loss" in line]
+    assert losses[-1] < 0.8 * losses[0]

@@ -1,0 +1,235 @@
+"""Recipes converted: what is said to be equal is equal, in the prediction and, for AdamWN and AdamC, in a real training."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from small import SmallModel
+from torch import nn
+from torch.nn import functional as F
+
+from normcontrol import AdamWN, NormControl, NormTrace, linear, lr_times, predict, recipes, trace
+from normcontrol.groups.classes import TensorClass, classes_of
+
+CLASSES = [
+    TensorClass("embedding", 2000, 0.02, hidden=False),
+    TensorClass("up", 5000, 0.02),
+    TensorClass("down", 5000, 0.004),
+]
+STEPS = 4000
+
+
+def lr(t: int) -> float:
+    return 2e-3 * min(t / 200, 0.55 + 0.45 * math.cos(math.pi * t / STEPS))
+
+
+LRS = [lr(t) for t in range(1, STEPS + 1)]
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return predict.adamw(CLASSES, LRS, 0.3, constants=0.9)
+
+
+def updates(prediction, classes=None):
+    """lr / rms before every step, over some classes together, from the squares of the prediction itself."""
+    kept = [c for c in prediction.classes if classes is None or c.weights.name in classes]
+    count = sum(c.weights.count for c in kept)
+    return [x / math.sqrt(sum(c.weights.count * float(c.squares[t]) for c in kept) / count) for t, x in enumerate(LRS)]
+
+
+def test_adamwn_of_equal_norm_or_update(plan):
+    norm, update = recipes.adamwn(plan), recipes.adamwn(plan, equal="update")
+    assert norm.settings["ratio"] == linear(1.0, plan.ratio, steps=200)
+    assert "the joint norm at the end" in norm.equates
+    curve = update.settings["ratio"]
+    assert isinstance(curve, trace)
+    assert [curve(t) for t in (0, 1000, STEPS)] == pytest.approx([plan.ratios[t] for t in (0, 1000, STEPS)])
+    assert "size of every update" in update.equates
+    AdamWN([nn.Parameter(torch.ones(2, 2))], lr=1e-3, **norm.settings)  # they are AdamWN's own arguments
+
+
+def test_adamc_of_equal_norm_ends_at_the_same_norm(plan):
+    decay = recipes.adamc(plan).settings["weight_decay"]
+    assert predict.adamc(CLASSES, LRS, decay, constants=0.9).ratio == pytest.approx(plan.ratio, rel=1e-6)
+    assert decay > 0.3 * 1.3  # since it decays less towards the end
+
+
+def test_adamc_of_equal_update_turns_as_much(plan):
+    recipe = recipes.adamc(plan, equal="update")
+    other = predict.adamc(CLASSES, LRS, recipe.settings["weight_decay"], constants=0.9)
+    ours, theirs = (math.sqrt(sum(u * u for u in updates(x))) for x in (other, plan))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert "root mean square over the run" in recipe.equates
+
+
+def test_adamh_of_equal_update_has_the_hidden_matrices_relative_updates(plan):
+    recipe = recipes.adamh(plan, beta1=0.9)
+    wanted = [math.sqrt(0.1 / 1.9) * u for u in updates(plan, ("up", "down"))]
+    given = recipe.settings["lr"]
+    assert [given(t) for t in (1, 2000, STEPS)] == pytest.approx([wanted[t - 1] for t in (1, 2000, STEPS)], rel=0.01)
+    assert set(recipe.settings) == {"lr"}
+    scaled = recipes.adamh(plan, equal="norm").settings["init_scale"]
+    start, end = (math.sqrt(sum(c.weights.count * x(c) ** 2 for c in plan.classes[1:])) for x in (lambda c: c.weights.rms, lambda c: c.rms))
+    assert scaled == pytest.approx(end / start)
+
+
+def test_at_equilibrium_adamhs_learning_rate_is_kossons():
+    settled = predict.adamw([TensorClass("a", 1, 0.05)], 1e-3, 0.2, steps=30_000)
+    given = recipes.adamh(settled).settings["lr"]
+    assert given(30_000) == pytest.approx(math.sqrt(2 * 1e-3 * 0.2 * 0.1 / 1.9), rel=1e-3)
+
+
+def test_adam_on_noise_makes_updates_of_the_size_that_is_said():
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.zeros(60, 60))
+    adam = torch.optim.Adam([weight], lr=1e-3, betas=(0.9, 0.999))
+    for _ in range(200):
+        weight.grad = torch.randn(60, 60, generator=generator)
+        before = weight.detach().clone()
+        adam.step()
+    assert (weight.detach() - before).square().mean().sqrt().item() / 1e-3 == pytest.approx(recipes.update_size(0.9), rel=0.05)
+
+
+def test_there_and_back_again(plan):
+    same = {"steps": STEPS, "constants": 0.9}
+    from_adamwn = recipes.adamw(CLASSES, LRS, ratio=recipes.adamwn(plan).settings["ratio"], **same)
+    assert from_adamwn.settings["weight_decay"] == pytest.approx(0.3, rel=1e-6)
+    from_adamc = recipes.adamw(CLASSES, LRS, adamc_decay=recipes.adamc(plan).settings["weight_decay"], **same)
+    assert from_adamc.settings["weight_decay"] == pytest.approx(0.3, rel=1e-6)
+    hidden = predict.adamw(CLASSES[1:], LRS, 0.3, constants=0.9)
+    at_end = recipes.adamh(hidden).settings["lr"](STEPS)
+    back = recipes.adamw(CLASSES, LRS, adamh_lr=at_end * max(LRS) / LRS[-1], **same)  # its peak, were its shape that of AdamW's
+    assert back.settings["weight_decay"] == pytest.approx(0.3, rel=0.01)
+    assert "for the hidden matrices together" in back.equates
+
+
+def test_doubts_go_with_the_recipe():
+    with pytest.warns(UserWarning, match="tied to the head"):
+        short = predict.adamw(SmallModel(), 1e-2, 0.1, steps=100)
+    assert all(recipes_of(short).doubts == short.doubts for recipes_of in (recipes.adamwn, recipes.adamc, recipes.adamh))
+    assert "DOUBTFUL" in str(recipes.adamwn(short))
+    with pytest.warns(UserWarning, match="tied to the head"):
+        back = recipes.adamw(SmallModel(), 1e-2, steps=100, ratio=1.02)
+    assert "embed.weight is an embedding tied" in back.doubts[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda plan: recipes.adamwn(plan, equal="loss"), r"equal='loss' is not known: give 'norm' \(at the end\) or 'update'"),
+        (lambda plan: recipes.adamw(CLASSES, LRS), r"0 of ratio=, adamc_decay= and adamh_lr= were given"),
+        (lambda plan: recipes.adamw(CLASSES, LRS, ratio=2.0, adamh_lr=0.1), r"2 of ratio=, adamc_decay= and adamh_lr= were given"),
+        (lambda plan: recipes.adamw(CLASSES, LRS, ratio=50.0), r"No decay gives a ratio of 50"),
+        (lambda plan: recipes.adamw(CLASSES, LRS, adamh_lr=0.0), r"adamh_lr=0.0: it is the relative size of an update"),
+        (lambda plan: recipes.adamh(plan, beta1=1.0), r"beta1=1.0: Adam's momentum is in \[0, 1\)"),
+        (lambda plan: recipes.adamh(predict.adamw(CLASSES[:1], LRS, 0.3)), r"no hidden matrices, to which AdamH belongs"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_in_a_sentence(plan, call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call(plan)
+
+
+# A real training: a small language model of normalised layers
+
+
+TEXT = torch.tensor(list("".join(f"the square of {i} is {i * i}, and its cube {i**3}\n" for i in range(4000)).encode()))
+PEAK, LENGTH = 5e-3, 500
+
+
+class Net(nn.Module):
+    """The next byte from the last four: three normalised layers, whose norms are compared, and a head that is left alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(256, 16).requires_grad_(False)
+        self.hidden = nn.ModuleList([nn.Linear(64, 32, bias=False), nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)])
+        self.head = nn.Linear(32, 256, bias=False)
+
+    def forward(self, x):
+        x = self.embed(x).flatten(1)
+        for layer in self.hidden:
+            x = F.gelu(F.layer_norm(layer(x), (32,)))
+        return self.head(x)
+
+
+@dataclass(frozen=True)
+class adamc_rate(lr_times):
+    """AdamC's ``factor * lr_t^2 / max(lr)``, written here from its definition."""
+
+    def at(self, step: Any, group: dict[str, Any]) -> Any:
+        return self.factor * group["lr"] ** 2 / PEAK
+
+
+def rate_at(t: int) -> float:
+    return PEAK * min(1, t / 20) * (0.55 + 0.45 * math.cos(math.pi * t / LENGTH))
+
+
+def learn(make):
+    """Train; returns the ratios at every 20th step and the effective decay of every step under control."""
+    model, decays = Net(), []
+    opt = make(model)
+    norms = NormTrace(opt, every=20, angles=True)
+    for t in range(1, LENGTH + 1):
+        for group in opt.param_groups:
+            group["lr"] = rate_at(t)
+        at = torch.randint(len(TEXT) - 5, (8,), generator=torch.Generator().manual_seed(t))
+        x = torch.stack([TEXT[i : i + 5] for i in at])
+        opt.zero_grad()
+        F.cross_entropy(model(x[:, :4]), x[:, 4]).backward()
+        opt.step()
+        if isinstance(opt, NormControl):
+            decays.append(opt.norms()["global"].decay(rate_at(t)).item())
+    return norms, decays
+
+
+def groups(model, decay, **control):
+    hidden, head = list(model.hidden.named_parameters()), list(model.head.named_parameters())
+    return [{"params": hidden, "weight_decay": decay, **control}, {"params": head, "weight_decay": 0.0}]
+
+
+def test_adamh_is_told_to_turn_as_much_as_adamw_turned():
+    weights = classes_of(Net().hidden)
+    adamw, _ = learn(lambda m: torch.optim.AdamW(groups(m, 0.1), betas=(0.9, 0.95)))
+    plan = predict.adamw(weights, rate_at, 0.1, steps=LENGTH, constants=predict.calibrate(adamw))
+    told = [recipes.adamh(plan).settings["lr"](t) for t in adamw.steps[1:]]
+    assert told[0] > 8 * told[-1]  # no constant would do
+    shares = [a / b for a, b in zip(told, adamw.angles, strict=True)]
+    assert sum(shares) / len(shares) == pytest.approx(1.0, abs=0.15)
+    assert max(max(shares), 1 / min(shares)) < 1.5  # single steps differ by chance
+
+
+def test_adamwn_at_a_constant_ratio_is_adamc_at_the_predicted_decay():
+    weights = classes_of(Net().hidden)
+    adamw, _ = learn(lambda m: torch.optim.AdamW(groups(m, 0.1), betas=(0.9, 0.95)))
+    constants = predict.calibrate(adamw)
+    count = sum(c.count for c in weights)
+    mean = sum(c.count * constants[c.name].value for c in weights) / count
+    square = sum(c.count * c.rms**2 for c in weights) / count
+    decay = mean * PEAK / (2 * square)  #                     lam_t = C lr_t / (2 rms^2), at the peak
+    assert decay == pytest.approx(predict.decay_for(weights, 1.0, rate_at, steps=LENGTH, constants=constants, method="AdamC"), rel=0.05)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adamwn, decays = learn(lambda m: AdamWN(groups(m, 0.1), betas=(0.9, 0.95), ratio=1.0, rate=0.1))
+
+    def adamc_(m):
+        base = torch.optim.AdamW(groups(m, 0.0), betas=(0.9, 0.95), weight_decay=0.0)
+        base.param_groups[1]["controlled"] = False
+        return NormControl(base, ratio=0.0, rate=adamc_rate(decay), order="before")
+
+    adamc, _ = learn(adamc_)
+    free, _ = learn(lambda m: torch.optim.AdamW(groups(m, 1e-12), betas=(0.9, 0.95)))
+    assert adamc.ratios == pytest.approx(adamwn.ratios, rel=0.025)  # the same trajectory
+    assert free.ratios[-1] > 1.1  # which is not that of weights left alone
+    # And AdamWN chose AdamC's decay by itself: lam_t * lr_t is in proportion to lr_t^2, while there is much to take back.
+    for part in (range(50, 200), range(200, 350)):
+        own = sum(decays[t] * rate_at(t + 1) for t in part) / sum(rate_at(t + 1) ** 2 / PEAK for t in part)
+        assert own == pytest.approx(decay, rel=0.2)

@@ -1,0 +1,155 @@
+"""The README and the docs are true: every Python example runs, outputs are what they say, links lead somewhere."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import normcontrol
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text()], ids=name)
+def test_every_python_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # traced, but not built: seconds
+    monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
+    torch.manual_seed(0)
+    namespace: dict = {"__name__": page.stem}
+    text, printed = page.read_text(), ""
+    for block in FENCED.finditer(text):
+        line = text[: block.start(2)].count("\n")
+        if block[1] == "python":
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="AdamWN does not decay")
+                exec(compile("\n" * line + block[2], str(page), "exec"), namespace)
+            printed = capsys.readouterr().out
+        elif block[1] == "text" and printed:  # the output of the example before it, or the beginning of it
+            assert_alike(block[2], printed)
+            printed = ""
+
+
+def assert_alike(shown: str, printed: str) -> None:
+    """The same words, and numbers equal to two digits: the last ones may differ between machines."""
+    lines = printed.splitlines()[: len(shown.splitlines())]
+    words = [NUMBER.sub("#", line).split() for line in lines]
+    assert [NUMBER.sub("#", line).split() for line in shown.splitlines()] == words
+    for ours, theirs in zip(NUMBER.findall(shown), NUMBER.findall("\n".join(lines)), strict=True):
+        assert float(ours.replace(",", "")) == pytest.approx(float(theirs.replace(",", "")), rel=0.01), shown
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
+def test_links_and_pictures_are_there(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name(page)} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{name(page)} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", h.replace("`", "").lower()).replace(" ", "-") for h in headings}
+
+
+def test_every_public_name_has_its_place_in_the_reference():
+    headings = re.findall(r"^### `(\w+)`$", (ROOT / "docs/api.md").read_text(), re.M)
+    assert sorted(headings) == sorted(normcontrol.__all__)
+
+
+@pytest.mark.parametrize("of", ["AdamWN", "NormControl", "NormTrace", "param_groups", "reproject_"])
+def test_the_reference_gives_the_signature(of):
+    shown = next(block[2] for block in FENCED.finditer((ROOT / "docs/api.md").read_text()) if block[2].startswith(of + "("))
+    shown = re.sub(r"\s+", " ", shown)
+    for parameter in list(inspect.signature(getattr(normcontrol, of)).parameters.values()):
+        default = parameter.default
+        if default is inspect.Parameter.empty:
+            assert parameter.name in shown
+        else:
+            value = re.search(rf"\b{parameter.name}=(\([^)]*\)|[^,)]+)", shown)
+            assert value is not None, parameter.name
+            assert eval(value[1]) == default, parameter.name
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/README.md").read_text()
+    assert {p.name for p in (ROOT / "docs").glob("*.md")} - {"README.md"} == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    named = re.findall(r"^ +- .+: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    made = ["changes.md", "index.md", "reference.md"]  # by tools/site.py
+    assert sorted(named) == sorted([p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md"] + made)
+
+
+def run(*command: str, cwd: Path) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *command], cwd=cwd, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def test_the_quickstart_runs(tmp_path):
+    said = run(str(ROOT / "examples/quickstart.py"), "--short", cwd=tmp_path)
+    assert len(re.findall(r"^AdamWN? +0\.0", said, re.M)) == 6
+    assert (tmp_path / "runs/quickstart.png").stat().st_size > 10_000
+
+
+def test_the_benchmark_runs(tmp_path):
+    said = run(str(ROOT / "benchmarks/step_cpu.py"), "--short", "--json", "step.json", cwd=tmp_path)
+    assert "fused" in said
+    assert (tmp_path / "step.json").exists()
+
+
+def test_the_figures_are_those_the_script_makes():
+    script = (ROOT / "docs/figures/make_figures.py").read_text()
+    made = set(re.findall(r'save\(figure, "([\w.]+)"\)', script)) | {
+        "quickstart.png",
+        "demo.png",
+        "predict.png",
+        "predict_small.png",
+        "grokking.png",
+    }  # these are made by make quickstart, make demo, benchmarks/predict.py and examples/grokking.py
+    assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made
+
+
+def test_grokking_runs(tmp_path):
+    said = run(str(ROOT / "examples/grokking.py"), "--steps", "40", cwd=tmp_path)
+    assert len(re.findall(r"^AdamWN?, .* generalised never$", said, re.M)) == 9
+    assert (tmp_path / "runs/grokking.png").stat().st_size > 10_000
+
+
+def test_the_results_page_is_what_the_results_say():
+    sys.path.insert(0, str(ROOT / "docs"))
+    import make_results
+
+    assert (ROOT / "docs/results.md").read_text() == make_results.text(ROOT / "results"), "run python docs/make_results.py"
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_the_predictions_page_has_the_tables_of_its_results(scale, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import predict
+
+    result = json.loads((ROOT / f"results/predict_{scale}.json").read_text())
+    assert predict.table(result) in (ROOT / "docs/predict.md").read_text()

@@ -1,0 +1,43 @@
+"""What the package declares is what was tested, and the page about it says what the last run found."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = (ROOT / "pyproject.toml").read_text()
+TESTED = json.loads((ROOT / "results/versions.json").read_text())
+
+
+def test_every_row_passed():
+    assert [row for row in TESTED if row["failed"] or not row["passed"]] == []
+
+
+def test_the_range_of_torch_begins_with_the_oldest_tested():
+    oldest = min(tuple(map(int, row["torch"].split("."))) for row in TESTED)
+    assert f'"torch>={oldest[0]}.{oldest[1]}"' in PROJECT
+
+
+def test_the_pythons_declared_are_tested():
+    """In a row of the table, or by the run that this test is part of."""
+    declared = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
+    assert set(declared) <= {row["python"] for row in TESTED} | {"3.11"}  # 3.11: the environment that the constraints pin
+    assert f'requires-python = ">={declared[0]}"' in PROJECT
+
+
+def test_the_page_shows_the_results():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from versions import table
+    finally:
+        sys.path.pop(0)
+    assert table(TESTED) in (ROOT / "docs/versions.md").read_text()
+
+
+@pytest.mark.parametrize("package", ["jax", "optax", "flax", "orbax-checkpoint"])
+def test_the_page_names_the_pinned_versions(package):
+    pinned = re.search(rf"^{package}==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    assert f"{package} {pinned[1]}" in (ROOT / "docs/versions.md").read_text()

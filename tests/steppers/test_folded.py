@@ -1,0 +1,118 @@
+"""Where torch's fused AdamW runs on a CPU, its own decay does the multiplication of order "after"."""
+
+import math
+
+import pytest
+import torch
+from small import SmallModel, train
+from torch import nn
+
+from normcontrol import AdamWN, linear
+from normcontrol.scope import Weights
+from normcontrol.steppers.folded import TOLERANCE, FoldedWeights
+
+SETTINGS = {"lr": 1e-3, "ratio": linear(1.0, 2.0, steps=50), "rate": 0.05}
+
+
+def steady(lr=1e-6) -> tuple[list[nn.Parameter], AdamWN]:
+    """Weights under the same gradient at every step, whose norm moves smoothly."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(30, 20)), nn.Parameter(torch.randn(40))]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    return params, AdamWN(params, lr=lr, ratio=1.0, rate=0.01, fused=True)
+
+
+def test_it_is_what_fused_does_on_a_cpu_and_nothing_else_does():
+    for fused, expected in ((True, FoldedWeights), (False, Weights)):
+        model = SmallModel()
+        opt = AdamWN(model.parameters(), fused=fused, **SETTINGS)
+        train(model, opt, range(3))
+        assert type(opt._sets[0].weights) is expected
+    model = SmallModel(torch.float64)
+    opt = AdamWN(model.parameters(), fused=True, **SETTINGS)
+    train(model, opt, range(3))
+    assert type(opt._sets[0].weights) is Weights  # in which nothing may be off by float32's last place
+
+
+def test_it_follows_the_plain_path():
+    folded, plain = SmallModel(), SmallModel()
+    opt, other = AdamWN(folded.parameters(), fused=True, **SETTINGS), AdamWN(plain.parameters(), fused=False, foreach=False, **SETTINGS)
+    for t in range(60):
+        train(folded, opt, range(t, t + 1))
+        train(plain, other, range(t, t + 1))
+        assert abs(opt._sets[0].weights.debt - 1) <= TOLERANCE
+    for p, q in zip(folded.parameters(), plain.parameters(), strict=True):
+        assert ((p - q).norm() / q.norm()).item() < 2e-5  # the two implementations of Adam themselves drift apart by as much
+    assert opt.norms()["global"].norm.item() == pytest.approx(other.norms()["global"].norm.item(), rel=1e-6)
+
+
+def test_one_step_is_exactly_the_law():
+    params, opt = steady(lr=0.01)
+    for _ in range(3):
+        opt.step()
+    opt.step()
+    moved = opt.norms()["global"]
+    norm = (moved.norm / moved.scale).item()
+    assert moved.norm.item() == pytest.approx(0.99 * norm + 0.01 * moved.target.item(), rel=1e-12)
+    assert params[0].detach().double().norm().item() == pytest.approx(moved.norm.item(), rel=3e-7)
+
+
+def test_smooth_norms_need_no_second_pass_and_a_jump_does(monkeypatch):
+    params, opt = steady()
+    for _ in range(6):
+        opt.step()
+    passes = []
+    plain = Weights.apply_
+    monkeypatch.setattr(Weights, "apply_", lambda self, scale, step: (passes.append(1), plain(self, scale, step)))
+    for _ in range(5):
+        opt.step()
+    assert passes == []
+    before = params[0].detach().norm().item()
+    opt.param_groups[0]["ratio"] = 1.5
+    opt.step()
+    assert passes == [1]
+    assert params[0].detach().norm().item() / before == pytest.approx(1.005, abs=1e-5)
+
+
+def test_what_is_not_controlled_is_left_to_adam_bit_for_bit():
+    params, opt = steady(lr=0.01)
+    bias = nn.Parameter(params[1].detach().clone())
+    adam = torch.optim.Adam([bias], lr=0.01, fused=True)
+    bias.grad = params[1].grad.clone()
+    for _ in range(10):
+        opt.step()
+        adam.step()
+    assert torch.equal(bias, params[1])
+
+
+def test_steps_that_cannot_be_folded_are_right_too():
+    """An overflow under GradScaler, a tensor without a gradient, and a learning rate of zero."""
+    results = []
+    for fused in (True, False):
+        params, _ = steady()
+        params.append(nn.Parameter(torch.ones(3, 3)))
+        params[2].grad = torch.ones(3, 3)
+        opt = AdamWN(params, lr=0.01, ratio=2.0, rate=0.1, fused=fused)
+        for t in range(9):
+            params[2].grad = None if t == 3 else torch.ones(3, 3)
+            opt.param_groups[0]["lr"] = 0.0 if t == 5 else 0.01
+            if t == 7:
+                if fused:
+                    opt.grad_scale, opt.found_inf = torch.tensor(1.0), torch.tensor(1.0)
+                    opt.step()
+                    del opt.grad_scale, opt.found_inf
+                continue
+            opt.step()
+        results.append(params)
+    for p, q in zip(*results, strict=True):
+        assert torch.allclose(p, q, rtol=2e-6, atol=1e-7)
+
+
+def test_a_factor_of_zero_is_applied():
+    params, opt = steady()
+    opt.param_groups[0].update(ratio=0.0, rate=1.0)
+    opt.step()
+    assert params[0].detach().norm().item() == 0
+    opt.step()
+    assert all(math.isfinite(p.detach().norm().item()) for p in params)

@@ -1,0 +1,137 @@
+"""What is logged is what the controller saw, in every tracker, and TensorBoard draws norms against their targets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from small import SmallModel, train
+from tracked import charts, history, scalars, wandb_mode
+
+from normcontrol import AdamWN, NormControl, linear
+from normcontrol.watch.trackers import JSONL, TensorBoard, WandB, controller, layout, values
+
+
+@pytest.fixture
+def opt():
+    return AdamWN(SmallModel().named_parameters(), lr=1e-2, ratio=linear(1, 2, steps=10), rate=0.2)
+
+
+def test_the_values_are_those_of_norms(opt):
+    train(model := SmallModel(), opt := AdamWN(model.parameters(), lr=1e-2, rate=0.2), range(5))
+    reading = opt.norms()["global"]
+    assert values(opt) == {
+        "norm/global": reading.norm.item(),
+        "norm/global/target": reading.target.item(),
+        "norm/global/ratio": reading.ratio.item(),
+    }
+
+
+def test_rows_are_logged_as_the_joint_numbers_of_their_tensor():
+    model = torch.nn.Linear(4, 2, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 0, 0, 0], [0, 4.0, 0, 0]]))
+    opt = NormControl(torch.optim.SGD(model.named_parameters(), lr=0.0), ratio=2.0, rate=1.0, scope="row")
+    assert values(opt) == {"norm/weight": 5.0, "norm/weight/target": 10.0, "norm/weight/ratio": 1.0}
+    model.weight.grad = torch.ones_like(model.weight)
+    opt.step()
+    assert values(opt) == pytest.approx({"norm/weight": 10.0, "norm/weight/target": 10.0, "norm/weight/ratio": 2.0})
+
+
+def test_the_optimizer_is_found_in_what_frameworks_wrap_around_it(opt):
+    class Wrapper:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+    assert controller(Wrapper(Wrapper(opt))) is opt
+
+
+def test_an_optimizer_that_controls_nothing_is_refused():
+    adamw = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 2))])
+    with pytest.raises(TypeError, match="AdamW controls no norms, so there are none to log"):
+        values(adamw)
+
+
+def test_jsonl_appends_a_line_for_each_call(tmp_path, opt):
+    for step in (1, 2):
+        tracker = JSONL(tmp_path / "new folder" / "metrics.jsonl")
+        tracker.log(step, {"loss": 0.5, "device": "cpu", **values(opt)})
+        assert tracker.size() == tracker.path.stat().st_size
+        tracker.close()
+    lines = [json.loads(line) for line in tracker.path.read_text().splitlines()]
+    assert lines == [{"step": step, "loss": 0.5, "device": "cpu", **values(opt)} for step in (1, 2)]
+
+
+def test_tensorboard_draws_the_norm_against_its_target(tmp_path, opt):
+    tracker = TensorBoard(tmp_path)
+    tracker.log(1, {"loss": 0.5, "device": "cpu"})
+    for step in (1, 2):
+        tracker.log(step, values(opt))
+    tracker.close()
+    drawn = scalars(tmp_path)
+    assert set(drawn) == {"loss", *values(opt)}
+    assert drawn["norm/global"] == [(step, pytest.approx(values(opt)["norm/global"])) for step in (1, 2)]
+    assert charts(tmp_path) == {"norm/global": ["^norm/global$", "^norm/global/target$"]}
+
+
+def test_tensorboard_hides_what_an_interrupted_run_had_logged_beyond_its_checkpoint(tmp_path):
+    for start, steps in ((0, range(6)), (3, range(3, 8))):
+        tracker = TensorBoard(tmp_path, start=start)
+        for step in steps:
+            tracker.log(step, {"loss": float(10 * start + step)})
+        tracker.close()
+        time.sleep(1.1)  # event files are read in the order of their names, which tell the second
+    assert scalars(tmp_path)["loss"] == [(0, 0.0), (1, 1.0), (2, 2.0), *((step, 30.0 + step) for step in range(3, 8))]
+
+
+def test_names_are_no_patterns_in_the_layout():
+    names = ["norm/h.0.weight", "norm/h.0.weight/target"]
+    (drawn,) = layout(names).values()
+    assert drawn == {names[0]: ["Multiline", [r"^norm/h\.0\.weight$", r"^norm/h\.0\.weight/target$"]]}
+    assert layout(["loss", "ratio"]) == {}
+
+
+def test_wandb_offline(tmp_path, opt):
+    with wandb_mode("offline"):
+        tracker = WandB("project", dir=str(tmp_path))
+        for step in (1, 2):
+            tracker.log(step, {"loss": 0.5, "device": "cpu", **values(opt)})
+        guest = WandB()  # in the run that is active
+        guest.log(3, {"loss": 0.25})
+        guest.close()
+        tracker.log(4, {"loss": 0.125})  # which a guest does not end
+        tracker.close()
+    rows = history(tmp_path)
+    assert [(row["_step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 0.5), (3, 0.25), (4, 0.125)]
+    assert rows[0].items() >= values(opt).items()
+    assert "device" not in rows[0]
+
+
+def test_wandb_that_cannot_start_says_how_to_go_without_it(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+
+    def refuse(**_):
+        raise wandb.errors.UsageError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    with pytest.raises(RuntimeError, match=r"No API key configured\. To log to this machine's disk alone, set WANDB_MODE=offline"):
+        WandB("project", dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(("module", "make"), [("tensorboard", lambda to: TensorBoard(to)), ("wandb", lambda to: WandB())])
+def test_a_tracker_that_is_not_installed_is_a_sentence(module, make, tmp_path, monkeypatch):
+    for loaded in [name for name in sys.modules if name.split(".")[0] == module or name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=f"was asked for, but is not installed: pip install {module}"):
+        make(tmp_path)
+
+
+def test_importing_the_library_imports_no_framework():
+    frameworks = ["transformers", "accelerate", "trl", "peft", "lightning", "timm", "wandb", "tensorboard", "jax", "optax"]
+    code = f"import sys, normcontrol; print([name for name in {frameworks} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
