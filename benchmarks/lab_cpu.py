@@ -1,4 +1,5 @@
-"""A step of the laboratory's `tiny` preset on the CPU against the same model in a bare torch loop: prints the ratio."""
+"""A step of the laboratory's `tiny` preset on the CPU against the same model in a bare torch loop:
+prints the ratio."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def bare(config, tokens) -> float:
 
 def laboratory(config, out: Path) -> float:
     train(config, out)
-    return statistics.median(line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[1:])
+    return statistics.median(
+        line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[1:]
+    )
 
 
 def main() -> None:
@@ -49,7 +52,9 @@ def main() -> None:
         tokens = np.random.default_rng(0).integers(0, VOCAB, 1_000_000).astype("<u2")
         tokens.tofile(folder / "train.bin")
         tokens[:200].tofile(folder / "val.bin")
-        config = preset("tiny").with_(data=str(folder), steps=STEPS, eval_every=STEPS, checkpoint_every=STEPS, device="cpu")
+        config = preset("tiny").with_(
+            data=str(folder), steps=STEPS, eval_every=STEPS, checkpoint_every=STEPS, device="cpu"
+        )
         # nanoGPT's files mean GPT-2's vocabulary; this one is small, so say so as a manifest would.
         import normcontrol.lab.data.batches as data
 
@@ -60,9 +65,15 @@ def main() -> None:
             theirs = bare(config, tokens)
             control = laboratory(config.with_(optimizer="AdamWN"), folder / f"adamwn-{i}")
             pairs.append((theirs / ours, ours / control))
-            print(f"bare loop {theirs:,.0f} tokens/s, laboratory {ours:,.0f} (AdamW), {control:,.0f} (AdamWN)")
+            print(
+                f"bare loop {theirs:,.0f} tokens/s, laboratory {ours:,.0f} (AdamW), {control:,.0f} "
+                "(AdamWN)"
+            )
     step, arm = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(f"time of a step, laboratory / bare loop: {step:.3f} (at most 1.1); AdamWN / AdamW: {arm:.3f}")
+    print(
+        f"time of a step, laboratory / bare loop: {step:.3f} (at most 1.1); AdamWN / AdamW: "
+        f"{arm:.3f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""The laboratory's speed on a GPU: prints ratios to nanoGPT, of AdamWN to AdamW, and of real shards to synthetic tokens.
+"""The laboratory's speed on a GPU: prints ratios to nanoGPT, of AdamWN to AdamW, and of real shards
+to synthetic tokens.
 
-    python benchmarks/lab_gpu.py [--nanogpt FOLDER] [--steps 60] [--micro-batch 64] [--json results/lab_gpu.json]
+    python benchmarks/lab_gpu.py [--nanogpt FOLDER] [--steps 60] [--micro-batch 64] [--json
+    results/lab_gpu.json]
 
-FOLDER is a checkout of nanoGPT, whose own bench.py is run at the same batch. Only torch and numpy are needed.
+FOLDER is a checkout of nanoGPT, whose own bench.py is run at the same batch. Only torch and numpy
+are needed.
 """
 
 from __future__ import annotations
@@ -31,15 +34,24 @@ from normcontrol.lab.training.loop import train
 def tokens_per_second(config: Config, out: Path) -> float:
     """Of the real loop: the median of its own timings, the compiling first ones left out."""
     train(config, out)
-    speed = statistics.median(line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[2:])
+    speed = statistics.median(
+        line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[2:]
+    )
     shutil.rmtree(out)
     return speed
 
 
 def nanogpt(folder: Path, micro_batch: int) -> float:
     """Tokens a second of nanoGPT's own bench.py: its model, compiled, with random tokens."""
-    flags = [f"--batch_size={micro_batch}", "--block_size=1024", "--real_data=False", "--compile=True"]
-    done = subprocess.run([sys.executable, "bench.py", *flags], cwd=folder, capture_output=True, text=True, check=True)
+    flags = [
+        f"--batch_size={micro_batch}",
+        "--block_size=1024",
+        "--real_data=False",
+        "--compile=True",
+    ]
+    done = subprocess.run(
+        [sys.executable, "bench.py", *flags], cwd=folder, capture_output=True, text=True, check=True
+    )
     milliseconds = float(re.findall(r"time per iteration: ([\d.]+)ms", done.stdout)[-1])
     return micro_batch * 1024 / milliseconds * 1000
 
@@ -57,7 +69,9 @@ class Synthetic:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nanogpt", type=Path)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--micro-batch", type=int, default=64)
@@ -84,7 +98,9 @@ def main() -> None:
             "checkpoint_every": asked.steps,
             "warmup": 5,
         }
-        gpt2 = preset("gpt2").with_(**timed, micro_batch=asked.micro_batch, tokens_per_step=asked.micro_batch * 1024)
+        gpt2 = preset("gpt2").with_(
+            **timed, micro_batch=asked.micro_batch, tokens_per_step=asked.micro_batch * 1024
+        )
         speeds = {}
         for name in ("AdamW", "AdamWN"):
             speeds[name] = tokens_per_second(gpt2.with_(optimizer=name), folder / name)
@@ -102,7 +118,9 @@ def main() -> None:
         small = preset("small").with_(**timed)
         for name in ("AdamW", "AdamWN"):
             say(
-                f"tokens/s, small, {name}", tokens_per_second(small.with_(optimizer=name), folder / f"small-{name}"), "(at least 1,300,000)"
+                f"tokens/s, small, {name}",
+                tokens_per_second(small.with_(optimizer=name), folder / f"small-{name}"),
+                "(at least 1,300,000)",
             )
         if asked.nanogpt:
             theirs = nanogpt(asked.nanogpt, asked.micro_batch)
@@ -110,9 +128,12 @@ def main() -> None:
             say("speed, laboratory / nanoGPT", speeds["AdamW"] / theirs, "(at least 1.05)")
     if asked.json:
         command = (
-            f"python benchmarks/lab_gpu.py --nanogpt FOLDER --steps {asked.steps} --micro-batch {asked.micro_batch} --json {asked.json}"
+            f"python benchmarks/lab_gpu.py --nanogpt FOLDER --steps {asked.steps} "
+            f"--micro-batch {asked.micro_batch} --json {asked.json}"
         )
-        asked.json.write_text(json.dumps({"command": command, "machine": machine, "results": found}, indent=1) + "\n")
+        asked.json.write_text(
+            json.dumps({"command": command, "machine": machine, "results": found}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""`normcontrol prepare` with GPT-2's BPE against tiktoken's encode_ordinary_batch on the same text and cores, and its memory.
+"""`normcontrol prepare` with GPT-2's BPE against tiktoken's encode_ordinary_batch on the same text
+and cores, and its memory.
 
 Prints the ratio of the speeds, and the peak memory for a corpus and for one five times as large.
 """
@@ -38,7 +39,8 @@ def write_corpus(folder: Path, megabytes: int) -> Path:
 
 
 def peak_memory(folder: Path, out: Path) -> float:
-    """Megabytes that a process of its own needed at most to prepare a corpus, beyond those of a small one's imports."""
+    """Megabytes that a process of its own needed at most to prepare a corpus, beyond those of a
+    small one's imports."""
     code = f"""
 import resource
 from pathlib import Path
@@ -47,7 +49,11 @@ from normcontrol.lab.data.prepare import prepare
 prepare(corpus.source({str(folder)!r}), Path({str(out)!r}), "gpt2", val_fraction=0.02)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def main() -> None:
@@ -69,13 +75,20 @@ def main() -> None:
             prepare(corpus.source(str(small)), folder / f"out-{i}", "gpt2", val_fraction=0.02)
             ours = time.perf_counter() - start
             ratios.append(theirs / ours)
-            speeds = f"tiktoken {size / theirs:.1f} MB/s, prepare (with reading and writing) {size / ours:.1f} MB/s"
+            speeds = (
+                f"tiktoken {size / theirs:.1f} MB/s, prepare (with reading and writing) "
+                f"{size / ours:.1f} MB/s"
+            )
             print(f"{size} MB on {cores} cores: {speeds}")
         print(f"speed, prepare / tiktoken: {sorted(ratios)[1]:.2f} (at least 1)")
         large = write_corpus(folder / "large", 5 * size)
-        memory = peak_memory(small, folder / "memory-small"), peak_memory(large, folder / "memory-large")
+        memory = (
+            peak_memory(small, folder / "memory-small"),
+            peak_memory(large, folder / "memory-large"),
+        )
     print(
-        f"peak memory: {memory[0]:.0f} MB for {size} MB of text, {memory[1]:.0f} MB for {5 * size} MB; growth {memory[1] / memory[0]:.2f}"
+        f"peak memory: {memory[0]:.0f} MB for {size} MB of text, {memory[1]:.0f} MB for {5 * size} "
+        f"MB; growth {memory[1] / memory[0]:.2f}"
     )
 
 

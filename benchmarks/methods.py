@@ -2,9 +2,10 @@
 
     python benchmarks/methods.py [--device cuda] [--json results/methods_cpu.json]
 
-The weights are those of a GPT's hidden matrices: 24 of 512 x 512 and 12 of 2048 x 512 on a CPU, those of GPT-2 124M on a
-GPU. A method moves more bytes than AdamW where it measures in a pass of its own, keeps a copy of the weights, or decomposes
-matrices (spectral), and the ratio says how many times as long its step takes.
+The weights are those of a GPT's hidden matrices: 24 of 512 x 512 and 12 of 2048 x 512 on a CPU,
+those of GPT-2 124M on a GPU. A method moves more bytes than AdamW where it measures in a pass of
+its own, keeps a copy of the weights, or decomposes matrices (spectral), and the ratio says how many
+times as long its step takes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from torch import nn
 
 from normcontrol.methods import METHODS
 
-SHAPES = {"cpu": [(512, 512)] * 24 + [(2048, 512)] * 12, "cuda": [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12}
+SHAPES = {
+    "cpu": [(512, 512)] * 24 + [(2048, 512)] * 12,
+    "cuda": [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12,
+}
 
 
 def parameters(device: str) -> list[nn.Parameter]:
@@ -41,13 +45,20 @@ def step_of(name: str, device: str) -> Any:
     params: Any = parameters(device)
     if name == "weight-norm":
         params = nn.ParameterList(params)
-        model = nn.Sequential(*(nn.Linear(p.shape[1], p.shape[0], bias=False, device=device) for p in params))
+        model = nn.Sequential(
+            *(nn.Linear(p.shape[1], p.shape[0], bias=False, device=device) for p in params)
+        )
         optimizers = METHODS[name](model, lr=1e-3)
         for p in model.parameters():
             p.grad = torch.randn_like(p) * 1e-3
     else:
         groups = [{"params": params, "controlled": True}]
-        settings = {"lr": 1e-3, "weight_decay": 0.1, "fused": True, "largest_logits": lambda p: torch.ones(8, device=p.device)}
+        settings = {
+            "lr": 1e-3,
+            "weight_decay": 0.1,
+            "fused": True,
+            "largest_logits": lambda p: torch.ones(8, device=p.device),
+        }
         optimizers = METHODS[name](groups, **settings)
     return lambda: [opt.step() for opt in optimizers]
 
@@ -64,7 +75,9 @@ def seconds(step: Any, device: str, inner: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path)
@@ -79,15 +92,25 @@ def main() -> None:
         for step in (ours, theirs):
             for _ in range(1 if slow else 12):
                 step()
-        pairs = [(seconds(ours, asked.device, inner), seconds(theirs, asked.device, inner)) for _ in range(rounds)]
-        ratios[name] = statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
+        pairs = [
+            (seconds(ours, asked.device, inner), seconds(theirs, asked.device, inner))
+            for _ in range(rounds)
+        ]
+        ratios[name] = statistics.median(a for a, _ in pairs) / statistics.median(
+            b for _, b in pairs
+        )
         print(f"{name:14} {ratios[name]:8.2f}", flush=True)
     if asked.json:
         gpu = torch.cuda.get_device_name() if asked.device == "cuda" else None
-        machine = {"device": gpu or platform.processor() or platform.machine(), "torch": torch.__version__}
+        machine = {
+            "device": gpu or platform.processor() or platform.machine(),
+            "torch": torch.__version__,
+        }
         command = f"python benchmarks/methods.py --device {asked.device} --json {asked.json}"
         rounded = {name: round(ratio, 3) for name, ratio in ratios.items()}
-        asked.json.write_text(json.dumps({"command": command, "machine": machine, "ratios": rounded}, indent=1) + "\n")
+        asked.json.write_text(
+            json.dumps({"command": command, "machine": machine, "ratios": rounded}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

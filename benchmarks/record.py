@@ -15,8 +15,13 @@ import torch
 def machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    load = os.getloadavg()[0]  # at the end: what is above the benchmark's own processes and threads was somebody else's
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
+    load = os.getloadavg()[
+        0
+    ]  # at the end: what is above the benchmark's own processes and threads was somebody else's
     threads = torch.get_num_threads()
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     return {"cpu": cpu, "cores": os.cpu_count(), "threads": threads, "load": load, **versions}
@@ -27,4 +32,7 @@ def write(path: Path | None, results: Any) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         command = " ".join(["python", *sys.argv])
-        path.write_text(json.dumps({"command": command, "machine": machine(), "results": results}, indent=2) + "\n")
+        path.write_text(
+            json.dumps({"command": command, "machine": machine(), "results": results}, indent=2)
+            + "\n"
+        )

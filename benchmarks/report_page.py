@@ -1,4 +1,5 @@
-"""The report page of 100 runs with 2,000 points each, in a headless chromium: its size, and when it is drawn.
+"""The report page of 100 runs with 2,000 points each, in a headless chromium: its size, and when it
+is drawn.
 
 python benchmarks/report_page.py [--runs 100] [--points 2000] [--screenshot FILE]
 """
@@ -17,7 +18,9 @@ from test_page import big
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--points", type=int, default=2000)
     parser.add_argument("--screenshot", type=Path)
@@ -35,7 +38,10 @@ def main() -> None:
                 if asked.screenshot:
                     browser.screenshot(asked.screenshot)
     took = statistics.median(drawn)
-    print(f"{asked.runs} runs x {asked.points} points: {size / 1e6:.2f} MB (at most 8), drawn after {took} ms (at most 2000)")
+    print(
+        f"{asked.runs} runs x {asked.points} points: {size / 1e6:.2f} MB (at most 8), drawn after "
+        f"{took} ms (at most 2000)"
+    )
 
 
 if __name__ == "__main__":

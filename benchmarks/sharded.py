@@ -1,8 +1,10 @@
-"""What norm control costs under sharding: collectives and time a step on 4 gloo processes, beside torch's own AdamW.
+"""What norm control costs under sharding: collectives and time a step on 4 gloo processes, beside
+torch's own AdamW.
 
-Every process holds its rows of a GPT as DTensors, as FSDP2 leaves them to the optimizer, and steps AdamW and AdamWN in
-turn over the same shards, all processes starting each step together. What the control adds is one pass that measures,
-one that multiplies, and one all-reduce of one number a tensor; each is also timed alone.
+Every process holds its rows of a GPT as DTensors, as FSDP2 leaves them to the optimizer, and steps
+AdamW and AdamWN in turn over the same shards, all processes starting each step together. What the
+control adds is one pass that measures, one that multiplies, and one all-reduce of one number a
+tensor; each is also timed alone.
 """
 
 from __future__ import annotations
@@ -34,7 +36,20 @@ RANKS = 4
 def gpt_shapes(width: int, layers: int, words: int) -> list[tuple[int, ...]]:
     """The matrices and vectors of nanoGPT's GPT."""
     d = width
-    block = [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d), (d,), (d,), (3 * d,), (d,), (d,), (d,), (4 * d,), (d,)]
+    block = [
+        (3 * d, d),
+        (d, d),
+        (4 * d, d),
+        (d, 4 * d),
+        (d,),
+        (d,),
+        (3 * d,),
+        (d,),
+        (d,),
+        (d,),
+        (4 * d,),
+        (d,),
+    ]
     return [(words, d), (1024, d), *(shape for _ in range(layers) for shape in block), (d,), (d,)]
 
 
@@ -50,7 +65,9 @@ def timed(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, fl
                 times[name].append(1e3 * (time.perf_counter() - began))
     slowest = torch.tensor(list(times.values()))
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return {name: statistics.median(row) for name, row in zip(functions, slowest.tolist(), strict=True)}
+    return {
+        name: statistics.median(row) for name, row in zip(functions, slowest.tolist(), strict=True)
+    }
 
 
 def collectives(opt: torch.optim.Optimizer) -> int:
@@ -61,20 +78,32 @@ def collectives(opt: torch.optim.Optimizer) -> int:
 
 def measure_on_rank(rank: int, folder: str, shapes: list[tuple[int, ...]], repeats: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS
+    )
     mesh = init_device_mesh("cpu", (RANKS,))
     torch.manual_seed(0)
-    params = [nn.Parameter(distribute_tensor(0.02 * torch.randn(shape), mesh, [Shard(0)])) for shape in shapes]
+    params = [
+        nn.Parameter(distribute_tensor(0.02 * torch.randn(shape), mesh, [Shard(0)]))
+        for shape in shapes
+    ]
     for p in params:
         p.grad = distribute_tensor(1e-3 * torch.randn(p.shape), mesh, [Shard(0)])
 
     def groups() -> list[dict[str, Any]]:
         """The same two for all, as nanoGPT makes them."""
-        return [{"params": [p for p in params if p.dim() > 1]}, {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0}]
+        return [
+            {"params": [p for p in params if p.dim() > 1]},
+            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+        ]
 
-    opts: dict[str, Any] = {"AdamW": torch.optim.AdamW(groups(), lr=1e-6, weight_decay=0.1, foreach=True)}
+    opts: dict[str, Any] = {
+        "AdamW": torch.optim.AdamW(groups(), lr=1e-6, weight_decay=0.1, foreach=True)
+    }
     for scope in ("global", "tensor", "row"):
-        opts[f"AdamWN {scope}"] = AdamWN(groups(), lr=1e-6, weight_decay=0.1, ratio=1.0, scope=scope, foreach=True)
+        opts[f"AdamWN {scope}"] = AdamWN(
+            groups(), lr=1e-6, weight_decay=0.1, ratio=1.0, scope=scope, foreach=True
+        )
     for opt in opts.values():  # states are made, references captured
         opt.step()
     counts = {name: collectives(opt) for name, opt in opts.items()}
@@ -90,8 +119,14 @@ def measure_on_rank(rank: int, folder: str, shapes: list[tuple[int, ...]], repea
     with torch.no_grad():
         times = timed({**{name: opt.step for name, opt in opts.items()}, **alone}, repeats)
     if rank == 0:
-        weights = {"weights": sum(p.numel() for p in params), "held": sum(p.to_local().numel() for p in params), "tensors": len(params)}
-        Path(folder, "result").write_text(json.dumps({**weights, "numbers_sent": len(pieces), "collectives": counts, "ms": times}))
+        weights = {
+            "weights": sum(p.numel() for p in params),
+            "held": sum(p.to_local().numel() for p in params),
+            "tensors": len(params),
+        }
+        Path(folder, "result").write_text(
+            json.dumps({**weights, "numbers_sent": len(pieces), "collectives": counts, "ms": times})
+        )
     dist.destroy_process_group()
 
 
@@ -99,7 +134,11 @@ def run(case: str, shapes: list[tuple[int, ...]], repeats: int) -> dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(measure_on_rank, (folder, shapes, repeats), RANKS)
         result = json.loads(Path(folder, "result").read_text())
-    ratios = {name: ms / result["ms"]["AdamW"] for name, ms in result["ms"].items() if name.startswith("AdamWN")}
+    ratios = {
+        name: ms / result["ms"]["AdamW"]
+        for name, ms in result["ms"].items()
+        if name.startswith("AdamWN")
+    }
     return {"case": case, **result, "ratios": ratios, "repeats": repeats}
 
 
@@ -108,23 +147,42 @@ def table(results: list[dict[str, Any]]) -> str:
     for r in results:
         for name, ms in r["ms"].items():
             ratio = r["ratios"].get(name)
-            rows.append((r["case"], name, str(r["collectives"].get(name, "")), f"{ms:.2f}", "" if ratio is None else f"{ratio:.2f}"))
+            rows.append(
+                (
+                    r["case"],
+                    name,
+                    str(r["collectives"].get(name, "")),
+                    f"{ms:.2f}",
+                    "" if ratio is None else f"{ratio:.2f}",
+                )
+            )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows
+        "  ".join(
+            c.ljust(w) if i < 2 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="small shapes and few repeats, to see that everything runs")
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="small shapes and few repeats, to see that everything runs",
+    )
     parser.add_argument("--repeats", type=int, default=41)
     parser.add_argument("--json", type=Path, help="write the numbers there")
     args = parser.parse_args()
     if args.short:
         results = [run("small", gpt_shapes(16, 1, 64), 3)]
     else:
-        results = [run("GPT 10M", gpt_shapes(256, 8, 16384), args.repeats), run("GPT 86M", gpt_shapes(768, 9, 29000), args.repeats)]
+        results = [
+            run("GPT 10M", gpt_shapes(256, 8, 16384), args.repeats),
+            run("GPT 86M", gpt_shapes(768, 9, 29000), args.repeats),
+        ]
     print(table(results))
     write(args.json, results)
 

@@ -1,10 +1,11 @@
-"""What running runs as a study costs: wall time through the runner against the runs alone, and two workers against one.
+"""What running runs as a study costs: wall time through the runner against the runs alone, and two
+workers against one.
 
     python benchmarks/study.py [--runs 4] [--steps 1000]
 
-Prints the two ratios; starting the workers counts. Every run has one thread and is as long as those of the studies at `tiny`; half of
-the slow ways are measured before the fast one and half after it, so that a machine whose speed drifts favours none. It should be
-otherwise idle.
+Prints the two ratios; starting the workers counts. Every run has one thread and is as long as those
+of the studies at `tiny`; half of the slow ways are measured before the fast one and half after it,
+so that a machine whose speed drifts favours none. It should be otherwise idle.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def alone(config: Config, runs: int, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--json", type=Path)
@@ -70,7 +73,12 @@ def main() -> None:
         def study(name: str, workers: int, runs: int) -> None:
             file = folder / f"{name.replace(' ', '_')}.py"
             file.write_text(STUDY.format(config=str(folder / "config.json"), runs=runs))
-            assert Runner(begin(folder / name, str(file), "tiny"), device="cpu", workers=workers).run().left == 0
+            assert (
+                Runner(begin(folder / name, str(file), "tiny"), device="cpu", workers=workers)
+                .run()
+                .left
+                == 0
+            )
 
         def slow_ways(when: str) -> list[tuple[str, Any]]:
             half = asked.runs // 2
@@ -86,14 +94,29 @@ def main() -> None:
         ]:
             with clock(name, times):
                 measured()
-    overhead, speedup = times["one worker"] / times["alone"], times["one worker"] / times["two workers"]
-    print(f"{asked.runs} runs of {asked.steps} steps: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items()))
+    overhead, speedup = (
+        times["one worker"] / times["alone"],
+        times["one worker"] / times["two workers"],
+    )
+    print(
+        f"{asked.runs} runs of {asked.steps} steps: "
+        + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items())
+    )
     print(f"wall time, study / runs alone: {overhead:.3f} (at most 1.05)")
     print(f"throughput, two workers / one: {speedup:.2f} (at least 1.7)")
     if asked.json:
-        command = f"python benchmarks/study.py --runs {asked.runs} --steps {asked.steps} --json {asked.json}"
+        command = (
+            f"python benchmarks/study.py --runs {asked.runs} --steps {asked.steps} --json "
+            f"{asked.json}"
+        )
         machine = {"cores": cores(), "torch": torch.__version__}
-        found = {"command": command, "machine": machine, "overhead": overhead, "speedup": speedup, "seconds": times}
+        found = {
+            "command": command,
+            "machine": machine,
+            "overhead": overhead,
+            "speedup": speedup,
+            "seconds": times,
+        }
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
 
 

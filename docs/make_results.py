@@ -1,7 +1,8 @@
-"""Writes docs/results.md from what lies under results/: ``make docs``. No number on that page is typed.
+"""Writes docs/results.md from what lies under results/: ``make docs``. No number on that page is
+typed.
 
-For every study: the verdict, the table, what became of each claim, the figure, and by which command on which machine. Text
-that is not a result is in ``INTRODUCTION``.
+For every study: the verdict, the table, what became of each claim, the figure, and by which command
+on which machine. Text that is not a result is in ``INTRODUCTION``.
 """
 
 from __future__ import annotations
@@ -84,15 +85,23 @@ def section(ledger: Ledger) -> Iterator[str]:
         yield table(verdict.headings(), verdict.table())
     if verdict.findings:
         yield "### Claims\n"
-        rows = [(claim.says, f"**{finding.outcome}**", finding.numbers, claim.refuted_if) for claim, finding in verdict.findings]
+        rows = [
+            (claim.says, f"**{finding.outcome}**", finding.numbers, claim.refuted_if)
+            for claim, finding in verdict.findings
+        ]
         yield table(("claim", "outcome", "numbers", "refuted if"), rows)
     if verdict.study.published:
-        ours = [(p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}") for p, value in verdict.published()]
+        ours = [
+            (p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}")
+            for p, value in verdict.published()
+        ]
         yield table(("published", "paper", "here"), ours)
         yield f"What differs here: {verdict.study.differs.get(ledger.scale, '')}.\n"
     if verdict.flags:
         yield "What weakens it:\n"
-        yield "".join(f"- {flag.replace(str(ledger.out.parent) + '/', '')}\n" for flag in verdict.flags)
+        yield "".join(
+            f"- {flag.replace(str(ledger.out.parent) + '/', '')}\n" for flag in verdict.flags
+        )
     done = ledger.results()
     yield from provenance(record for cell in ledger.cells(done) if (record := done.of(cell)))
 
@@ -102,7 +111,9 @@ def provenance(records: Iterable[Record]) -> Iterator[str]:
     seen: dict[tuple[str, str], dict[str, None]] = {}
     for record in records:
         e = record.environment
-        command = re.sub(" --(limit-minutes|only)( [^-]\\S*)+", "", " ".join(e["command"]))  # how much of it at a time
+        command = re.sub(
+            " --(limit-minutes|only)( [^-]\\S*)+", "", " ".join(e["command"])
+        )  # how much of it at a time
         seen.setdefault((e["device"], e["packages"]["torch"]), {})[command] = None
     for (device, torch), commands in seen.items():
         lines = "\n".join(commands)
@@ -111,7 +122,12 @@ def provenance(records: Iterable[Record]) -> Iterator[str]:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+    return (
+        "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
+        + "\n"
+    )
 
 
 def main() -> None:

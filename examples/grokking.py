@@ -1,8 +1,9 @@
 """Grokking, and what holding the norm does to it: modular addition, learned from 60 % of all pairs.
 
-A small network learns (a + b) mod 41. Its weights start twice as large as usual, so that it can learn the pairs it is shown
-by heart. AdamW without decay does that and no more; with decay it generalises once the norm has come down. AdamWN holds the
-norm at a value from the start: too small, and it cannot fit; too large, and it memorises; between the two it generalises.
+A small network learns (a + b) mod 41. Its weights start twice as large as usual, so that it can
+learn the pairs it is shown by heart. AdamW without decay does that and no more; with decay it
+generalises once the norm has come down. AdamWN holds the norm at a value from the start: too small,
+and it cannot fit; too large, and it memorises; between the two it generalises.
 
     python examples/grokking.py [--steps 2000] [--figure runs/grokking.png]
 
@@ -54,7 +55,10 @@ class Run:
 
     def generalised(self) -> int | None:
         """The first step at which it knew 95 % of the pairs it was never shown."""
-        return next((step for step, share in zip(self.steps, self.unseen, strict=True) if share > 0.95), None)
+        return next(
+            (step for step, share in zip(self.steps, self.unseen, strict=True) if share > 0.95),
+            None,
+        )
 
 
 def pairs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -65,7 +69,9 @@ def pairs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return every, every.sum(1) % P, order[:count], order[count:]
 
 
-def train(name: str, optimizer: Callable[[nn.Module], Optimizer], steps: int, held: float | None = None) -> Run:
+def train(
+    name: str, optimizer: Callable[[nn.Module], Optimizer], steps: int, held: float | None = None
+) -> Run:
     torch.manual_seed(0)
     network, run = Network(), Run(name, held)
     with torch.no_grad():
@@ -79,21 +85,41 @@ def train(name: str, optimizer: Callable[[nn.Module], Optimizer], steps: int, he
         if step % EVERY == 0 or step == 1:
             with torch.no_grad():
                 right = (network(every).argmax(1) == sums).float()
-                run.norm.append(float(torch.cat([p.flatten() for p in network.parameters()]).norm()))
+                run.norm.append(
+                    float(torch.cat([p.flatten() for p in network.parameters()]).norm())
+                )
             run.steps.append(step)
             run.shown.append(float(right[shown].mean()))
             run.unseen.append(float(right[unseen].mean()))
     known = run.generalised()
     when = "never" if known is None else f"at step {known:,}"
-    print(f"{name:18}  norm {run.norm[-1]:6.1f}  shown {run.shown[-1]:5.1%}  unseen {run.unseen[-1]:6.1%}  generalised {when}", flush=True)
+    print(
+        f"{name:18}  norm {run.norm[-1]:6.1f}  shown {run.shown[-1]:5.1%}  unseen "
+        f"{run.unseen[-1]:6.1%}  generalised {when}",
+        flush=True,
+    )
     return run
 
 
 def runs(steps: int) -> list[Run]:
     options = {"lr": 3e-3, "betas": (0.9, 0.98)}
-    found = [train(f"AdamW, decay {d:g}", lambda n, d=d: AdamW(n.parameters(), weight_decay=d, **options), steps) for d in DECAYS]
+    found = [
+        train(
+            f"AdamW, decay {d:g}",
+            lambda n, d=d: AdamW(n.parameters(), weight_decay=d, **options),
+            steps,
+        )
+        for d in DECAYS
+    ]
     for r in RATIOS:  # rate=1: the norm is exactly this share of the initial one after every step
-        found.append(train(f"AdamWN, ratio {r:g}", lambda n, r=r: AdamWN(n.parameters(), ratio=r, rate=1.0, **options), steps, held=r))
+        found.append(
+            train(
+                f"AdamWN, ratio {r:g}",
+                lambda n, r=r: AdamWN(n.parameters(), ratio=r, rate=1.0, **options),
+                steps,
+                held=r,
+            )
+        )
     return found
 
 
@@ -111,17 +137,44 @@ def draw(found: list[Run], path: Path) -> None:
         run.name: blues(i / len(held)) for i, run in enumerate(held)
     }
     for run in found:
-        style = {"color": colours[run.name], "linestyle": "--" if run.held is None else "-", "label": run.name}
+        style = {
+            "color": colours[run.name],
+            "linestyle": "--" if run.held is None else "-",
+            "label": run.name,
+        }
         curves.plot(run.steps, run.unseen, **style)
         norms.plot(run.steps, run.norm, **style)
     curves.set(title="right answers on pairs never shown", xlabel="step", ylim=(-0.03, 1.03))
     norms.set(title="norm of the weights", xlabel="step", ylim=(0, None))
-    figure.legend(*norms.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5)
+    figure.legend(
+        *norms.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5
+    )
     at = [run.norm[-1] for run in held]
-    summary.plot(at, [run.shown[-1] for run in held], color="#888888", marker="o", label="AdamWN: pairs shown")
-    summary.plot(at, [run.unseen[-1] for run in held], color="#1f77b4", marker="o", label="AdamWN: pairs never shown")
-    summary.plot([r.norm[-1] for r in free], [r.unseen[-1] for r in free], "x", color="#d62728", markersize=9, label="AdamW: never shown")
-    summary.set(title="at the end, by the final norm", xlabel="norm of the weights", ylim=(-0.03, 1.03))
+    summary.plot(
+        at,
+        [run.shown[-1] for run in held],
+        color="#888888",
+        marker="o",
+        label="AdamWN: pairs shown",
+    )
+    summary.plot(
+        at,
+        [run.unseen[-1] for run in held],
+        color="#1f77b4",
+        marker="o",
+        label="AdamWN: pairs never shown",
+    )
+    summary.plot(
+        [r.norm[-1] for r in free],
+        [r.unseen[-1] for r in free],
+        "x",
+        color="#d62728",
+        markersize=9,
+        label="AdamW: never shown",
+    )
+    summary.set(
+        title="at the end, by the final norm", xlabel="norm of the weights", ylim=(-0.03, 1.03)
+    )
     summary.legend(frameon=False, loc="center right")
     for ax in figure.axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -131,7 +184,9 @@ def draw(found: list[Run], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--figure", type=Path, default=Path("runs/grokking.png"))
     asked = parser.parse_args()

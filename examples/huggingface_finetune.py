@@ -1,11 +1,13 @@
-"""Hugging Face: train a small model from a config, then fine-tune it at the norm it came with. Nothing is downloaded.
+"""Hugging Face: train a small model from a config, then fine-tune it at the norm it came with.
+Nothing is downloaded.
 
-    python examples/huggingface_finetune.py
-    python examples/huggingface_finetune.py --resume        # the fine-tuning again, from its checkpoint half-way
+    python examples/huggingface_finetune.py python examples/huggingface_finetune.py --resume
+    # the fine-tuning again, from its checkpoint half-way
 
-The first model learns Python's standard library with the norm growing to twice its initial one, as in the paper. It is saved,
-loaded again, and fine-tuned on another part of the library: the reference is then the norm of the loaded weights, and
-``adamwn``'s default keeps it there. AdamW fine-tunes it too, to show where the norm goes by itself.
+The first model learns Python's standard library with the norm growing to twice its initial one, as
+in the paper. It is saved, loaded again, and fine-tuned on another part of the library: the
+reference is then the norm of the loaded weights, and ``adamwn``'s default keeps it there. AdamW
+fine-tunes it too, to show where the norm goes by itself.
 """
 
 from __future__ import annotations
@@ -26,8 +28,15 @@ CONTEXT = 64
 
 def texts(pattern: str, rows: int) -> list[dict[str, Any]]:
     """Rows of ASCII codes from the standard library's files of that name."""
-    text = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob(pattern)))
-    codes = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().clamp(max=127)[: rows * CONTEXT].view(-1, CONTEXT)
+    text = b"".join(
+        path.read_bytes() for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob(pattern))
+    )
+    codes = (
+        torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        .long()
+        .clamp(max=127)[: rows * CONTEXT]
+        .view(-1, CONTEXT)
+    )
     return [{"input_ids": row, "labels": row} for row in codes]
 
 
@@ -36,22 +45,35 @@ def arguments(out: Path, steps: int, lr: float) -> TrainingArguments:
         output_dir=str(out),
         max_steps=steps,
         learning_rate=lr,
-        weight_decay=0.1,  # marks what is controlled: what Trainer would decay. Its value is not used
+        # marks what is controlled: what Trainer would decay. Its value is not used
+        weight_decay=0.1,
         per_device_train_batch_size=16,
         logging_steps=max(1, steps // 5),
         save_steps=steps // 2,
-        report_to="none",  # or "tensorboard", "wandb", ...: the norms are logged there with the loss
+        # or "tensorboard", "wandb", ...: the norms are logged there with the loss
+        report_to="none",
         seed=0,
     )
 
 
 def pretrain(out: Path, steps: int) -> None:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=CONTEXT))
     args = arguments(out, steps, lr=3e-3)
     ratio = linear(1, 2, steps=0.2 * steps)
-    trainer = Trainer(model, args, train_dataset=texts("a*.py", 2000), optimizer_cls_and_kwargs=adamwn(args, model, ratio=ratio, rate=0.05))
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=texts("a*.py", 2000),
+        optimizer_cls_and_kwargs=adamwn(args, model, ratio=ratio, rate=0.05),
+    )
     log_norms(trainer)
     trainer.train()
     model.save_pretrained(out / "trained")
@@ -60,7 +82,12 @@ def pretrain(out: Path, steps: int) -> None:
 def finetune(out: Path, trained: Path, steps: int, resume: bool) -> Trainer:
     model = LlamaForCausalLM.from_pretrained(trained)
     args = arguments(out, steps, lr=1e-3)
-    trainer = Trainer(model, args, train_dataset=texts("t*.py", 2000), optimizer_cls_and_kwargs=adamwn(args, model, rate=0.05))
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=texts("t*.py", 2000),
+        optimizer_cls_and_kwargs=adamwn(args, model, rate=0.05),
+    )
     log_norms(trainer)
     trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{steps // 2}") if resume else None)
     return trainer
@@ -68,7 +95,9 @@ def finetune(out: Path, trained: Path, steps: int, resume: bool) -> Trainer:
 
 def finetune_with_adamw(out: Path, trained: Path, steps: int) -> NormTrace:
     args = arguments(out, steps, lr=1e-3)
-    trainer = Trainer(LlamaForCausalLM.from_pretrained(trained), args, train_dataset=texts("t*.py", 2000))
+    trainer = Trainer(
+        LlamaForCausalLM.from_pretrained(trained), args, train_dataset=texts("t*.py", 2000)
+    )
     norms = NormTrace(trainer.create_optimizer())
     trainer.train()
     return norms
@@ -78,14 +107,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/huggingface"))
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--resume", action="store_true", help="fine-tune again from the checkpoint half-way")
+    parser.add_argument(
+        "--resume", action="store_true", help="fine-tune again from the checkpoint half-way"
+    )
     args = parser.parse_args()
     if not args.resume:
         pretrain(args.out / "first", args.steps)
     trained = args.out / "first" / "trained"
     tuned = finetune(args.out / "tuned", trained, args.steps // 2, args.resume)
     last = [entry for entry in tuned.state.log_history if "norm/global" in entry][-1]
-    print(f"AdamWN: loss {last['loss']:.4f}, norm {last['norm/global']:.6f}, target {last['norm/global/target']:.6f}")
+    print(
+        f"AdamWN: loss {last['loss']:.4f}, norm {last['norm/global']:.6f}, target "
+        f"{last['norm/global/target']:.6f}"
+    )
     if not args.resume:
         norms = finetune_with_adamw(args.out / "adamw", trained, args.steps // 2).norms
         print(f"AdamW: the norm went from {norms[0]:.4f} to {norms[-1]:.4f}")

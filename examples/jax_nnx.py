@@ -1,6 +1,8 @@
-"""A small network in JAX with flax nnx, held at the norms you choose: ``python examples/jax_nnx.py``.
+"""A small network in JAX with flax nnx, held at the norms you choose: ``python
+examples/jax_nnx.py``.
 
-The one line that differs from a training with ``optax.adamw`` is marked. Needs ``pip install 'normcontrol[jax]' flax``.
+The one line that differs from a training with ``optax.adamw`` is marked. Needs ``pip install
+'normcontrol[jax]' flax``.
 """
 
 import argparse
@@ -41,8 +43,11 @@ def main() -> None:
 
     model = Network(64, nnx.Rngs(0))
     lr = optax.warmup_cosine_decay_schedule(0.0, 3e-3, steps // 10, steps)
-    # The kernels grow to twice their initial norm over the first third of the run; biases and the norm layer are left alone.
-    tx = adamwn(lr, b2=0.95, ratio=optax.linear_schedule(1.0, 2.0, steps // 3), rate=0.2)  # was optax.adamw(lr, b2=0.95, weight_decay=0.1)
+    # The kernels grow to twice their initial norm over the first third of the run; biases and the
+    # norm layer are left alone.
+    tx = adamwn(
+        lr, b2=0.95, ratio=optax.linear_schedule(1.0, 2.0, steps // 3), rate=0.2
+    )  # was optax.adamw(lr, b2=0.95, weight_decay=0.1)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     print("step    loss  ratio  asked")
@@ -51,7 +56,10 @@ def main() -> None:
         loss = train_step(model, optimizer, x)
         if step % (steps // 6) == 0:
             (reading,) = norms(nnx.as_pure(optimizer.opt_state))
-            print(f"{step:4d}  {loss:6.4f}  {reading.ratio:5.3f}  {reading.ratio * reading.target / reading.norm:5.3f}")
+            print(
+                f"{step:4d}  {loss:6.4f}  {reading.ratio:5.3f}  "
+                f"{reading.ratio * reading.target / reading.norm:5.3f}"
+            )
 
 
 if __name__ == "__main__":

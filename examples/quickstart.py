@@ -1,8 +1,9 @@
 """AdamW and AdamWN side by side: the paper's challenge on a network small enough for a laptop.
 
-A character model learns the source code of Python's own standard library. AdamW's norm is recorded and AdamWN is told
-to end at the same norm; then both train again at a third and at three times the learning rate. AdamW's final norm
-follows the learning rate, AdamWN's stays where it was put. Run it with ``make quickstart``.
+A character model learns the source code of Python's own standard library. AdamW's norm is recorded
+and AdamWN is told to end at the same norm; then both train again at a third and at three times the
+learning rate. AdamW's final norm follows the learning rate, AdamWN's stays where it was put. Run it
+with ``make quickstart``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ LR = 3e-3
 
 
 def read_corpus(characters: int) -> tuple[Tensor, Tensor]:
-    """Real text that every machine with Python has: training and validation characters, as ASCII codes."""
+    """Real text that every machine with Python has: training and validation characters, as ASCII
+    codes."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text += path.read_bytes()
@@ -65,12 +67,20 @@ class Run(NamedTuple):
     loss: float
 
 
-def train(method: str, make_optimizer: Callable[..., Optimizer], lr: float, steps: int, data: tuple[Tensor, Tensor]) -> Run:
+def train(
+    method: str,
+    make_optimizer: Callable[..., Optimizer],
+    lr: float,
+    steps: int,
+    data: tuple[Tensor, Tensor],
+) -> Run:
     """Train from the same weights on the same batches, and record the norm at every step."""
     model = make_model()
     opt = make_optimizer(model.parameters(), lr)
     norms = NormTrace(opt)
-    cosine = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 0.1 + 0.45 * (1 + math.cos(math.pi * t / steps)))
+    cosine = torch.optim.lr_scheduler.LambdaLR(
+        opt, lambda t: 0.1 + 0.45 * (1 + math.cos(math.pi * t / steps))
+    )
     batches = torch.Generator().manual_seed(1)
     for _ in range(steps):
         at = torch.randint(len(data[0]) - CONTEXT, (128,), generator=batches)
@@ -91,7 +101,10 @@ def sparkline(values: list[float], high: float, width: int = 32) -> str:
 
 def show(runs: list[Run], target: float) -> None:
     high = max(max(run.norms.ratios) for run in runs)
-    print(f"{'method':8}{'lr':>6}  {'norm / initial norm, step by step':34}{'final':>6}{'asked for':>11}{'val. loss':>11}")
+    print(
+        f"{'method':8}{'lr':>6}  "
+        f"{'norm / initial norm, step by step':34}{'final':>6}{'asked for':>11}{'val. loss':>11}"
+    )
     for run in runs:
         asked = f"{target:.3f}" if run.method == "AdamWN" else "-"
         bars, final = sparkline(run.norms.ratios, high), run.norms.ratios[-1]
@@ -106,7 +119,10 @@ def draw(runs: list[Run], target: float, path: Path) -> None:
 
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, constrained_layout=True)
-    titles = {"AdamW": "AdamW: the norm follows the learning rate", "AdamWN": "AdamWN: the norm is the one you chose"}
+    titles = {
+        "AdamW": "AdamW: the norm follows the learning rate",
+        "AdamWN": "AdamWN: the norm is the one you chose",
+    }
     for panel, (method, title) in zip(panels, titles.items(), strict=True):
         panel.set_title(title, loc="left", fontweight="bold", fontsize=11.5)
         panel.set_xlabel("step")
@@ -115,12 +131,31 @@ def draw(runs: list[Run], target: float, path: Path) -> None:
             panel.plot(run.norms.steps, run.norms.ratios, color=colour, lw=2)
             if method == "AdamW":
                 end = (run.norms.steps[-1], run.norms.ratios[-1])
-                panel.annotate(f"lr {run.lr:g}", end, (5, 0), textcoords="offset points", color=colour, va="center")
+                panel.annotate(
+                    f"lr {run.lr:g}",
+                    end,
+                    (5, 0),
+                    textcoords="offset points",
+                    color=colour,
+                    va="center",
+                )
     panels[0].set_ylabel("norm of the weights / initial norm")
     panels[1].axhline(target, color="#d62728", lw=1.2, ls=(0, (5, 4)), zorder=0)
     middle = panels[1].get_xlim()[1] / 2
-    panels[1].annotate(f"target {target:.2f}", (middle, target), (0, -14), textcoords="offset points", color="#d62728")
-    panels[1].annotate("all three learning rates", (middle, target), (0, 14), textcoords="offset points", color="#2171b5")
+    panels[1].annotate(
+        f"target {target:.2f}",
+        (middle, target),
+        (0, -14),
+        textcoords="offset points",
+        color="#d62728",
+    )
+    panels[1].annotate(
+        "all three learning rates",
+        (middle, target),
+        (0, 14),
+        textcoords="offset points",
+        color="#2171b5",
+    )
     panels[0].set_xlim(0)
     panels[1].set_xlim(0)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,8 +165,15 @@ def draw(runs: list[Run], target: float, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--short", action="store_true", help="a few steps only, to see that everything runs")
-    parser.add_argument("--figure", type=Path, default=Path("runs/quickstart.png"), help="where the figure goes, if matplotlib is there")
+    parser.add_argument(
+        "--short", action="store_true", help="a few steps only, to see that everything runs"
+    )
+    parser.add_argument(
+        "--figure",
+        type=Path,
+        default=Path("runs/quickstart.png"),
+        help="where the figure goes, if matplotlib is there",
+    )
     args = parser.parse_args()
     steps = 30 if args.short else 500
     data = read_corpus(100_000 if args.short else 2_000_000)
@@ -143,12 +185,22 @@ def main() -> None:
         return AdamWN(params, lr=lr, ratio=ratio, rate=5e-2)
 
     first = train("AdamW", adamw, LR, steps, data)
-    ratio = first.norms.final(ramp=0.05 * steps)  # the paper's challenge: AdamWN is asked for the norm that AdamW reached
-    runs = [first if lr == LR else train("AdamW", adamw, lr, steps, data) for lr in (LR / 3, LR, 3 * LR)]
+    ratio = first.norms.final(
+        ramp=0.05 * steps
+    )  # the paper's challenge: AdamWN is asked for the norm that AdamW reached
+    runs = [
+        first if lr == LR else train("AdamW", adamw, lr, steps, data) for lr in (LR / 3, LR, 3 * LR)
+    ]
     runs += [train("AdamWN", adamwn, lr, steps, data) for lr in (LR / 3, LR, 3 * LR)]
 
-    print(f"\nA character model learns Python's standard library: {steps} steps, lr annealed to a tenth, AdamW with weight decay 0.1.")
-    print(f"AdamWN is asked to end at the norm AdamW reached at lr {LR:g}: {ratio.end:.3f} times the initial one.\n")
+    print(
+        f"\nA character model learns Python's standard library: {steps} steps, lr annealed to a "
+        "tenth, AdamW with weight decay 0.1."
+    )
+    print(
+        f"AdamWN is asked to end at the norm AdamW reached at lr {LR:g}: {ratio.end:.3f} times the "
+        "initial one.\n"
+    )
     show(runs, ratio.end)
     print("\nOne seed and a short run: the norms are the point; the losses settle nothing.")
     if importlib.util.find_spec("matplotlib"):

@@ -1,10 +1,12 @@
-"""A small GPT, sharded over the processes it is started on: the same script gives the same weights on 1, 2 and 4 of them.
+"""A small GPT, sharded over the processes it is started on: the same script gives the same weights
+on 1, 2 and 4 of them.
 
-    torchrun --nproc-per-node 4 examples/sharded_gpt.py      # on CPUs over gloo, or on as many GPUs over NCCL
-    python examples/sharded_gpt.py                           # on one process: the same last line
+    torchrun --nproc-per-node 4 examples/sharded_gpt.py      # on CPUs over gloo, or on as many GPUs
+    over NCCL python examples/sharded_gpt.py                           # on one process: the same
+    last line
 
-With ``--checkpoint FOLDER`` it saves to that folder every ten steps and goes on from the last save it finds there, on as
-many processes as you like.
+With ``--checkpoint FOLDER`` it saves to that folder every ten steps and goes on from the last save
+it finds there, on as many processes as you like.
 """
 
 from __future__ import annotations
@@ -36,8 +38,13 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, dim=-1))
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for t in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        )
+        x = x + self.proj(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -61,40 +68,56 @@ class GPT(nn.Module):
 
 def batch(text: Tensor, step: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
     """This process's part of the batch of a step, which is a function of the step alone."""
-    starts = torch.randint(len(text) - CONTEXT, (BATCH,), generator=torch.Generator().manual_seed(step)).chunk(ranks)[rank]
+    starts = torch.randint(
+        len(text) - CONTEXT, (BATCH,), generator=torch.Generator().manual_seed(step)
+    ).chunk(ranks)[rank]
     pieces = torch.stack([text[s : s + CONTEXT + 1] for s in starts])
     return pieces[:, :-1], pieces[:, 1:]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--checkpoint", type=Path)
     args = parser.parse_args()
 
     spread = "RANK" in os.environ  # under torchrun
     enough = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if enough else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        if enough
+        else torch.device("cpu")
+    )
     if enough:
         torch.cuda.set_device(device)
     if spread:
         dist.init_process_group("nccl" if enough else "gloo")
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
 
-    source = Path(sysconfig.get_paths()["stdlib"], "argparse.py").read_bytes()  # real text that every machine with Python has
+    source = Path(
+        sysconfig.get_paths()["stdlib"], "argparse.py"
+    ).read_bytes()  # real text that every machine with Python has
     text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long().clamp(max=127)
-    torch.manual_seed(0)  # every process begins with the same weights, and then keeps its part of them
+    torch.manual_seed(
+        0
+    )  # every process begins with the same weights, and then keeps its part of them
     model = GPT().to(device)
     if spread:
         mesh = init_device_mesh(device.type, (ranks,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    opt = AdamWN(model.parameters(), lr=3e-3, ratio=linear(1, 2, steps=20), rate=0.1)  # after fully_shard; nothing else to say
+    opt = AdamWN(
+        model.parameters(), lr=3e-3, ratio=linear(1, 2, steps=20), rate=0.1
+    )  # after fully_shard; nothing else to say
 
     start = 0
     if args.checkpoint:
-        saved = sorted(int(path.name) for path in args.checkpoint.glob("*") if (path / ".metadata").exists())
+        saved = sorted(
+            int(path.name) for path in args.checkpoint.glob("*") if (path / ".metadata").exists()
+        )
         if saved:
             start = saved[-1]
             weights, state = get_state_dict(model, opt)
@@ -110,7 +133,9 @@ def main() -> None:
         opt.step()
         if args.checkpoint and (step + 1) % 10 == 0:
             weights, state = get_state_dict(model, opt)
-            dcp.save({"model": weights, "opt": state}, checkpoint_id=args.checkpoint / str(step + 1))
+            dcp.save(
+                {"model": weights, "opt": state}, checkpoint_id=args.checkpoint / str(step + 1)
+            )
         if (step + 1) % 10 == 0:
             mean = loss.detach() / ranks
             if spread:
@@ -118,10 +143,16 @@ def main() -> None:
             reading = opt.norms()["global"]  # the norm of all weights, on every process
             if rank == 0:
                 norm, ratio = reading.norm.item(), reading.ratio.item()
-                print(f"step {step + 1:3}  loss {mean.item():.4f}  norm {norm:.4f}  ratio {ratio:.4f}", flush=True)
+                print(
+                    f"step {step + 1:3}  loss {mean.item():.4f}  norm {norm:.4f}  ratio "
+                    f"{ratio:.4f}",
+                    flush=True,
+                )
     if spread:
         dist.destroy_process_group()
-        os._exit(0)  # gloo's threads outlive the group, and one that comes late would abort an interpreter that winds down
+        os._exit(
+            0
+        )  # gloo's threads outlive the group, and one that comes late would abort an interpreter that winds down
 
 
 if __name__ == "__main__":

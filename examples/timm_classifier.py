@@ -1,4 +1,5 @@
-"""timm: a small vision transformer learns to tell stripes apart, with timm's groups, scheduler, checkpoints and resume.
+"""timm: a small vision transformer learns to tell stripes apart, with timm's groups, scheduler,
+checkpoints and resume.
 
     python examples/timm_classifier.py --out runs/stripes
     python examples/timm_classifier.py --out runs/stripes --resume runs/stripes/last.pth.tar
@@ -26,12 +27,15 @@ UPDATES = 20  # an epoch
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:
-    """Stripes that run down, across, or along either diagonal, in noise: a pure function of the batch's number."""
+    """Stripes that run down, across, or along either diagonal, in noise: a pure function of the
+    batch's number."""
     made = torch.Generator().manual_seed(number)
     labels = torch.randint(4, (16,), generator=made)
     x, y = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
     kinds = torch.stack([x, y, (x + y) / 2**0.5, (x - y) / 2**0.5]).sin()
-    return kinds[labels, None].expand(-1, 3, -1, -1) + 0.5 * torch.randn(16, 3, 32, 32, generator=made), labels
+    return kinds[labels, None].expand(-1, 3, -1, -1) + 0.5 * torch.randn(
+        16, 3, 32, 32, generator=made
+    ), labels
 
 
 def main() -> None:
@@ -43,19 +47,37 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
 
     torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=4)
+    model = timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=2,
+        num_heads=2,
+        num_classes=4,
+    )
     total = args.epochs * UPDATES
     ratio = normcontrol.linear(1, 1.5, steps=0.25 * total)
-    optimizer = create_optimizer_v2(model, opt="adamwn", lr=3e-3, weight_decay=0.05, ratio=ratio, rate=0.1)
+    optimizer = create_optimizer_v2(
+        model, opt="adamwn", lr=3e-3, weight_decay=0.05, ratio=ratio, rate=0.1
+    )
     print(optimizer.report().splitlines()[0])
 
-    schedule = {"sched": "cosine", "warmup_epochs": 1, "warmup_lr": 1e-6, "step_on_epochs": False, "updates_per_epoch": UPDATES}
+    schedule = {
+        "sched": "cosine",
+        "warmup_epochs": 1,
+        "warmup_lr": 1e-6,
+        "step_on_epochs": False,
+        "updates_per_epoch": UPDATES,
+    }
     scheduler, epochs = create_scheduler_v2(optimizer, num_epochs=args.epochs, **schedule)
     first = 0
     if args.resume:
         first = resume_checkpoint(model, str(args.resume), optimizer)
         scheduler.step_update(first * UPDATES)
-    saver = CheckpointSaver(model, optimizer, checkpoint_dir=str(args.out), recovery_dir=str(args.out))
+    saver = CheckpointSaver(
+        model, optimizer, checkpoint_dir=str(args.out), recovery_dir=str(args.out)
+    )
 
     for epoch in range(first, epochs):
         for update in range(epoch * UPDATES, (epoch + 1) * UPDATES):
@@ -66,7 +88,10 @@ def main() -> None:
             optimizer.step()
             scheduler.step_update(update + 1)
         norm = values(optimizer)
-        print(f"epoch {epoch}: loss {loss:.4f}, norm {norm['norm/global']:.6f}, target {norm['norm/global/target']:.6f}")
+        print(
+            f"epoch {epoch}: loss {loss:.4f}, norm {norm['norm/global']:.6f}, target "
+            f"{norm['norm/global/target']:.6f}"
+        )
         saver.save_checkpoint(epoch, metric=-loss.item())
 
 

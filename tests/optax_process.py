@@ -1,7 +1,8 @@
 """A training in JAX in a process of its own, on as many host devices as its environment says.
 
-``python optax_process.py straight|save|resume FOLDER [DTYPE]``: trains 40 steps at once; or 20, and saves with orbax; or
-restores and trains the other 20. What it ends with is written to FOLDER as NumPy arrays.
+``python optax_process.py straight|save|resume FOLDER [DTYPE]``: trains 40 steps at once; or 20, and
+saves with orbax; or restores and trains the other 20. What it ends with is written to FOLDER as
+NumPy arrays.
 """
 
 import sys
@@ -26,26 +27,40 @@ def loss(params, x):
 
 def initial(dtype):
     keys = jax.random.split(jax.random.key(0), 2)
-    up, down = (jax.random.normal(key, shape, dtype) for key, shape in zip(keys, [(WIDTH, 32), (32, WIDTH)], strict=True))
+    up, down = (
+        jax.random.normal(key, shape, dtype)
+        for key, shape in zip(keys, [(WIDTH, 32), (32, WIDTH)], strict=True)
+    )
     return {"up": up / 4, "bias": jnp.zeros(32, dtype), "down": down / 4}
 
 
 def placed(params):
-    """Each matrix cut along both axes over all the devices there are; the bias on every one of them."""
+    """Each matrix cut along both axes over all the devices there are; the bias on every one of
+    them."""
     devices = np.array(jax.devices()).reshape(-1, 2 if len(jax.devices()) > 1 else 1)
     mesh = jax.sharding.Mesh(devices, ("data", "model"))
-    specs = {"up": PartitionSpec("data", "model"), "bias": PartitionSpec(), "down": PartitionSpec("model", "data")}
+    specs = {
+        "up": PartitionSpec("data", "model"),
+        "bias": PartitionSpec(),
+        "down": PartitionSpec("model", "data"),
+    }
     return {name: jax.device_put(p, NamedSharding(mesh, specs[name])) for name, p in params.items()}
 
 
 def on_every_device(state, replicated):
-    """Adam's own counter starts on one device; that is where a checkpoint would put it back, away from the weights."""
+    """Adam's own counter starts on one device; that is where a checkpoint would put it back, away
+    from the weights."""
     return jax.tree.map(lambda x: x if x.ndim == 2 else jax.device_put(x, replicated), state)
 
 
 def main(part: str, folder: Path, dtype: str = "float32") -> None:
     params = placed(initial(jnp.dtype(dtype)))
-    tx = adamwn(1e-2, ratio=optax.linear_schedule(1.0, 2.0, 30), rate=0.1, scope="tensor" if dtype == "bfloat16" else "global")
+    tx = adamwn(
+        1e-2,
+        ratio=optax.linear_schedule(1.0, 2.0, 30),
+        rate=0.1,
+        scope="tensor" if dtype == "bfloat16" else "global",
+    )
     state = on_every_device(tx.init(params), params["bias"].sharding)
 
     @jax.jit
@@ -58,17 +73,27 @@ def main(part: str, folder: Path, dtype: str = "float32") -> None:
         if part == "resume":
             start, (params, state) = 20, checkpoints.restore(folder / "saved", (params, state))
         for t in range(start, 20 if part == "save" else 40):
-            x = jax.random.normal(jax.random.fold_in(jax.random.key(1), t), (8, WIDTH)).astype(dtype)
+            x = jax.random.normal(jax.random.fold_in(jax.random.key(1), t), (8, WIDTH)).astype(
+                dtype
+            )
             params, state = step(params, state, x)
         if part == "save":
             checkpoints.save(folder / "saved", (params, state))
             return
-    assert params["up"].sharding.is_equivalent_to(placed(initial(jnp.float32))["up"].sharding, 2), "the weights are no longer sharded"
+    assert params["up"].sharding.is_equivalent_to(placed(initial(jnp.float32))["up"].sharding, 2), (
+        "the weights are no longer sharded"
+    )
     (reading,) = norms(state)
     assert reading.norm.sharding.is_fully_replicated
     hlo = step.lower(params, state, x).compile().as_text()
     weights = {name: np.asarray(p.astype(jnp.float32)) for name, p in params.items()}
-    np.savez(folder / f"{part}{len(jax.devices())}.npz", **weights, norm=reading.norm, target=reading.target, exchange="all-reduce" in hlo)
+    np.savez(
+        folder / f"{part}{len(jax.devices())}.npz",
+        **weights,
+        norm=reading.norm,
+        target=reading.target,
+        exchange="all-reduce" in hlo,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Runs a function on several processes that form a gloo process group, and brings back what each returned.
+"""Runs a function on several processes that form a gloo process group, and brings back what each
+returned.
 
-The processes are forked from a server that has torch imported already, so that a group of four starts in a second.
+The processes are forked from a server that has torch imported already, so that a group of four
+starts in a second.
 """
 
 from __future__ import annotations
@@ -20,13 +22,26 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload([f"torch.distributed.{part}" for part in ("fsdp", "tensor.parallel", "checkpoint", "optim")])
+_context.set_forkserver_preload(
+    [f"torch.distributed.{part}" for part in ("fsdp", "tensor.parallel", "checkpoint", "optim")]
+)
 
 
-def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 60, died: tuple[int, ...] = (), **environ: str) -> list[Any]:
-    """``function(*args)`` on every rank; the results by rank. A rank that fails fails the caller, unless it is to die."""
+def run(
+    function: Callable[..., Any],
+    ranks: int,
+    *args: Any,
+    timeout: float = 60,
+    died: tuple[int, ...] = (),
+    **environ: str,
+) -> list[Any]:
+    """``function(*args)`` on every rank; the results by rank. A rank that fails fails the caller,
+    unless it is to die."""
     with tempfile.TemporaryDirectory() as folder:
-        each = [(pickle.dumps((function, args)), rank, ranks, folder, timeout, environ) for rank in range(ranks)]
+        each = [
+            (pickle.dumps((function, args)), rank, ranks, folder, timeout, environ)
+            for rank in range(ranks)
+        ]
         processes = [_context.Process(target=_rank, args=given, daemon=True) for given in each]
         for process in processes:
             process.start()
@@ -43,7 +58,10 @@ def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 6
                 results.append(None)
                 continue
             if rank in late or not file.exists():
-                raise AssertionError(f"Rank {rank} {'hangs' if rank in late else f'died with exit code {processes[rank].exitcode}'}.")
+                raise AssertionError(
+                    f"Rank {rank} "
+                    f"{'hangs' if rank in late else f'died with exit code {processes[rank].exitcode}'}."
+                )
             result, error = pickle.loads(file.read_bytes())
             if error is not None:
                 errors.append(f"Rank {rank} failed:\n{error}")
@@ -53,12 +71,18 @@ def run(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 6
         return results
 
 
-def _rank(work: bytes, rank: int, ranks: int, folder: str, timeout: float, environ: dict[str, str]) -> None:
+def _rank(
+    work: bytes, rank: int, ranks: int, folder: str, timeout: float, environ: dict[str, str]
+) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), **environ)
-    function, args = pickle.loads(work)  # imports what it needs only now, when the environment is as it should be
+    function, args = pickle.loads(
+        work
+    )  # imports what it needs only now, when the environment is as it should be
     store = dist.FileStore(str(Path(folder, "store")), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout))
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
+    )
     result = error = None
     try:
         result = function(*args)
@@ -69,4 +93,6 @@ def _rank(work: bytes, rank: int, ranks: int, folder: str, timeout: float, envir
     sys.stdout.flush()
     if error is None:
         dist.destroy_process_group()
-    os._exit(0)  # after an error other ranks may be gone, and a farewell to them would wait for the timeout
+    os._exit(
+        0
+    )  # after an error other ranks may be gone, and a farewell to them would wait for the timeout

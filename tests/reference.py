@@ -1,8 +1,9 @@
 """Algorithm 1 of the paper, line by line, in float64 NumPy.
 
-Written from ``paper.tex`` alone and sharing no code with the library: every path of the library must agree with it. The
-paper's symbols are the names. Weights are a dict of arrays; which of them share a norm is given as lists of views into
-these arrays, so that one loop serves the joint norm of the paper and every other scope.
+Written from ``paper.tex`` alone and sharing no code with the library: every path of the library
+must agree with it. The paper's symbols are the names. Weights are a dict of arrays; which of them
+share a norm is given as lists of views into these arrays, so that one loop serves the joint norm of
+the paper and every other scope.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ Array = NDArray[np.float64]
 
 
 def shares(theta: dict[str, Array], groups: list[list[str]], scope: str) -> list[list[Array]]:
-    """The controlled weights of ``groups``, as lists of views: the members of each list share one norm."""
+    """The controlled weights of ``groups``, as lists of views: the members of each list share one
+    norm."""
     everything = [[theta[name] for name in group] for group in groups]
     if scope == "global":
         return [[w for group in everything for w in group]]

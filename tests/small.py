@@ -1,4 +1,5 @@
-"""The small model that the tests train: an embedding tied to the head, matrices, biases and a norm layer."""
+"""The small model that the tests train: an embedding tied to the head, matrices, biases and a norm
+layer."""
 
 import math
 
@@ -11,7 +12,8 @@ MATRICES = ["embed.weight", "up.weight", "down.weight"]
 
 
 class SmallModel(nn.Module):
-    """Smooth everywhere, so that two ways to compute the same step stay together for hundreds of steps."""
+    """Smooth everywhere, so that two ways to compute the same step stay together for hundreds of
+    steps."""
 
     def __init__(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         super().__init__()
@@ -39,7 +41,9 @@ def loss_at(model: nn.Module, step: int) -> Tensor:
     return F.cross_entropy(model(words[:, 0]), words[:, 1])
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, scheduler=None, step=None) -> None:
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, scheduler=None, step=None
+) -> None:
     """The plain training loop; ``step`` may be a compiled one."""
     for t in steps:
         optimizer.zero_grad()
@@ -61,4 +65,14 @@ def with_eta(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.Lambd
 
 def total_norm(tensors) -> float:
     """The joint norm in float64, computed without the library."""
-    return math.sqrt(sum(t.detach().to(torch.complex128 if t.is_complex() else torch.float64).abs().square().sum().item() for t in tensors))
+    return math.sqrt(
+        sum(
+            t.detach()
+            .to(torch.complex128 if t.is_complex() else torch.float64)
+            .abs()
+            .square()
+            .sum()
+            .item()
+            for t in tensors
+        )
+    )

@@ -1,4 +1,5 @@
-"""The small model of the tests once more, in JAX: the same weights, the same batches, the same loss."""
+"""The small model of the tests once more, in JAX: the same weights, the same batches, the same
+loss."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,19 +15,25 @@ Params = dict[str, Any]
 
 
 def weights_of(model: SmallModel) -> Params:
-    """Copies of a torch model's weights as JAX arrays, by name; the tied head has no entry of its own."""
+    """Copies of a torch model's weights as JAX arrays, by name; the tied head has no entry of its
+    own."""
     return {name: jnp.array(p.detach().numpy(), copy=True) for name, p in model.named_parameters()}
 
 
 def batches(steps: int) -> jax.Array:
     """The batches of the first steps, as :func:`small.loss_at` draws them."""
-    drawn = [torch.randint(WORDS, (16, 2), generator=torch.Generator().manual_seed(1000 + t)).numpy() for t in range(steps)]
+    drawn = [
+        torch.randint(WORDS, (16, 2), generator=torch.Generator().manual_seed(1000 + t)).numpy()
+        for t in range(steps)
+    ]
     return jnp.asarray(np.stack(drawn))
 
 
 def loss(p: Params, words: jax.Array) -> jax.Array:
     x = jnp.tanh(p["embed.weight"][words[:, 0]] @ p["up.weight"].T + p["up.bias"])
-    x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * p["norm.weight"] + p["norm.bias"]
+    x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * p[
+        "norm.weight"
+    ] + p["norm.bias"]
     logits = (x @ p["down.weight"].T + p["down.bias"]) @ p["embed.weight"].T + p["head.bias"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, words[:, 1]).mean()
 
@@ -44,7 +51,9 @@ def step_of(tx: Any, objective: Callable[..., jax.Array] = loss) -> Callable[...
 
 def train(tx: Any, params: Params, words: jax.Array, state: Any = None) -> Any:
     """All the batches in one compiled loop; the weights and the optimizer state at its end."""
-    return jax.jit(lambda *carry: jax.lax.scan(step_of(tx), carry, words)[0])(params, tx.init(params) if state is None else state)
+    return jax.jit(lambda *carry: jax.lax.scan(step_of(tx), carry, words)[0])(
+        params, tx.init(params) if state is None else state
+    )
 
 
 def learning_rate(lr: float, steps: int) -> Callable[[Any], jax.Array]:
@@ -55,4 +64,6 @@ def learning_rate(lr: float, steps: int) -> Callable[[Any], jax.Array]:
 
 def norm_of(arrays: Any) -> float:
     """The joint norm in float64, computed without the library."""
-    return float(np.sqrt(sum(np.square(np.asarray(a, np.float64)).sum() for a in jax.tree.leaves(arrays))))
+    return float(
+        np.sqrt(sum(np.square(np.asarray(a, np.float64)).sum() for a in jax.tree.leaves(arrays)))
+    )

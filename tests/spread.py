@@ -1,4 +1,5 @@
-"""The model that the tests of sharding train, how it is spread over processes, and one training loop for all of them."""
+"""The model that the tests of sharding train, how it is spread over processes, and one training
+loop for all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ STEPS = 20
 
 
 class Model(nn.Module):
-    """Matrices whose rows and columns four ranks cannot share evenly (7, 3), a stack of experts, biases, a norm layer."""
+    """Matrices whose rows and columns four ranks cannot share evenly (7, 3), a stack of experts,
+    biases, a norm layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,16 +53,25 @@ def whole(tensor: Any) -> Tensor:
 
 
 def clip(model: nn.Module, most: float) -> None:
-    """Gradient clipping, mesh by mesh: torch refuses lists that mix meshes, or DTensors and plain tensors."""
+    """Gradient clipping, mesh by mesh: torch refuses lists that mix meshes, or DTensors and plain
+    tensors."""
     by_mesh: dict[Any, list[Any]] = {}
     for p in model.parameters():
         by_mesh.setdefault(getattr(p, "device_mesh", None), []).append(p)
-    norms = [whole(nn.utils.get_total_norm([p.grad for p in params])) for params in by_mesh.values()]
+    norms = [
+        whole(nn.utils.get_total_norm([p.grad for p in params])) for params in by_mesh.values()
+    ]
     for params in by_mesh.values():
         nn.utils.clip_grads_with_norm_(params, most, torch.stack(norms).norm())
 
 
-def train(model: nn.Module, opt: torch.optim.Optimizer, part: int = 0, parts: int = 1, steps: range = range(STEPS)) -> None:
+def train(
+    model: nn.Module,
+    opt: torch.optim.Optimizer,
+    part: int = 0,
+    parts: int = 1,
+    steps: range = range(STEPS),
+) -> None:
     for step in steps:
         x, y = batch(step, part, parts)
         opt.zero_grad()
@@ -70,23 +81,31 @@ def train(model: nn.Module, opt: torch.optim.Optimizer, part: int = 0, parts: in
 
 
 def optimizer(model: nn.Module, scope: Any, order: str, **settings: Any) -> AdamWN:
-    """Two groups; those of a scope of slices have matrices only, and the experts alone have two axes to spare."""
+    """Two groups; those of a scope of slices have matrices only, and the experts alone have two
+    axes to spare."""
     matrices = [(n, p) for n, p in model.named_parameters() if p.dim() > 1 and n != "experts"]
     experts = [(n, p) for n, p in model.named_parameters() if n == "experts"]
     rest = [(n, p) for n, p in model.named_parameters() if p.dim() < 2]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "scope": "row" if scope == (0, 1) else scope},
         {"params": experts, "scope": scope},
-        {"params": rest, "controlled": scope in ("global", "group", "tensor"), "scope": scope if isinstance(scope, str) else "row"},
+        {
+            "params": rest,
+            "controlled": scope in ("global", "group", "tensor"),
+            "scope": scope if isinstance(scope, str) else "row",
+        },
     ]
     chosen = {"ratio": linear(1.0, 1.5, steps=10), "rate": 0.2, **settings}
     return AdamWN(groups, lr=1e-2, scope=scope, order=order, **chosen)
 
 
 def shard(layout: str, model: nn.Module) -> tuple[int, int]:
-    """Spread the model over all ranks, and say which part of how many this rank has of each batch."""
+    """Spread the model over all ranks, and say which part of how many this rank has of each
+    batch."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    everyone = init_device_mesh("cpu", (ranks,))  # by default FSDP2 would take the GPUs of a machine that has some
+    everyone = init_device_mesh(
+        "cpu", (ranks,)
+    )  # by default FSDP2 would take the GPUs of a machine that has some
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     if layout == "fsdp":
         fully_shard(model, mesh=everyone)
@@ -95,7 +114,10 @@ def shard(layout: str, model: nn.Module) -> tuple[int, int]:
         for p in (model.down.weight, model.down.bias):  # nobody averages their gradients, so we do
             p.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad.div_(ranks)))
     elif layout == "hybrid":
-        fully_shard(model, mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard")))
+        fully_shard(
+            model,
+            mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard")),
+        )
     elif layout == "tensor parallel":
         parallelize_module(model, init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",)), plan)
         return 0, 1

@@ -1,4 +1,5 @@
-"""AdamW is a special case: order "before", ratio 0 and rate lr * weight_decay give ``torch.optim.AdamW``, bit for bit."""
+"""AdamW is a special case: order "before", ratio 0 and rate lr * weight_decay give
+``torch.optim.AdamW``, bit for bit."""
 
 from copy import deepcopy
 
@@ -9,8 +10,14 @@ from small import SmallModel, eta, train, with_eta
 from normcontrol import AdamWN, eta_times, lr_times
 
 DECAY = 0.1
-IMPLEMENTATIONS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+IMPLEMENTATIONS = {
+    "for-loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+implementations = pytest.mark.parametrize(
+    "implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS
+)
 
 
 def decayed(model) -> list[dict]:
@@ -26,7 +33,9 @@ def everything(model) -> list[dict]:
     return [{"params": list(model.parameters()), "weight_decay": DECAY, "controlled": True}]
 
 
-def assert_same_bits(groups, steps=100, dtype=torch.float32, rate=None, scope="global", lr=3e-3, **settings):
+def assert_same_bits(
+    groups, steps=100, dtype=torch.float32, rate=None, scope="global", lr=3e-3, **settings
+):
     theirs, ours = SmallModel(dtype), SmallModel(dtype)
     adamw = torch.optim.AdamW(groups(theirs), lr=deepcopy(lr), **settings)
     control = {"ratio": 0.0, "rate": rate or lr_times(DECAY), "order": "before", "scope": scope}
@@ -49,7 +58,12 @@ def test_adamw_is_adamwn_at_ratio_0(implementation, dtype, groups):
 
 @implementations
 @pytest.mark.parametrize(
-    "flags", [{"amsgrad": True}, {"maximize": True}, {"amsgrad": True, "maximize": True, "betas": (0.8, 0.95), "eps": 1e-6}]
+    "flags",
+    [
+        {"amsgrad": True},
+        {"maximize": True},
+        {"amsgrad": True, "maximize": True, "betas": (0.8, 0.95), "eps": 1e-6},
+    ],
 )
 def test_with_every_flag_of_adamw(implementation, flags):
     assert_same_bits(decayed, **implementation, **flags)
@@ -79,13 +93,18 @@ def test_in_every_scope_since_a_target_of_0_needs_no_norm(implementation, scope)
 
 @implementations
 def test_the_adamw_papers_decay_is_a_rate_tied_to_the_schedule(implementation):
-    """Line 13.b: theta <- (1 - eta_t * lambda) theta, which torch's AdamW does with weight_decay = lambda / initial lr."""
+    """Line 13.b: theta <- (1 - eta_t * lambda) theta, which torch's AdamW does with weight_decay =
+    lambda / initial lr."""
     lr, lam = 2.0**-8, 2.0**-6  # powers of two: their quotient and products are exact
     theirs, ours = SmallModel(), SmallModel()
-    adamw = torch.optim.AdamW([{"params": list(theirs.parameters())}], lr=lr, weight_decay=lam / lr, **implementation)
+    adamw = torch.optim.AdamW(
+        [{"params": list(theirs.parameters())}], lr=lr, weight_decay=lam / lr, **implementation
+    )
     groups = [{"params": list(ours.parameters()), "controlled": True}]
     adamwn = AdamWN(groups, lr=lr, ratio=0.0, rate=eta_times(lam), order="before", **implementation)
     for model, opt in ((theirs, adamw), (ours, adamwn)):
         train(model, opt, range(100), with_eta(opt))
     assert eta(50) not in (0.0, 1.0)
-    assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True)
+    )

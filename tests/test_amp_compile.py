@@ -1,4 +1,5 @@
-"""GradScaler, torch.compile, torch.distributed.checkpoint: control keeps still when they do not train, and keeps up when they do."""
+"""GradScaler, torch.compile, torch.distributed.checkpoint: control keeps still when they do not
+train, and keeps up when they do."""
 
 import copy
 
@@ -6,7 +7,10 @@ import pytest
 import torch
 from small import SmallModel, loss_at, total_norm, train, with_eta
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from normcontrol import AdamWN, NormControl, cosine, linear, trace
 
@@ -26,7 +30,9 @@ IMPLEMENTATIONS = {
     "for-loop": lambda params, **s: AdamWN(params, lr=1e-2, foreach=False, **s),
     "foreach": lambda params, **s: AdamWN(params, lr=1e-2, foreach=True, **s),
     "fused": lambda params, **s: AdamWN(params, lr=1e-2, fused=True, **s),
-    "NormControl": lambda params, **s: NormControl(torch.optim.Adam(params, lr=1e-2, fused=True), **s),
+    "NormControl": lambda params, **s: NormControl(
+        torch.optim.Adam(params, lr=1e-2, fused=True), **s
+    ),
 }
 
 
@@ -43,8 +49,14 @@ def scaled_step(model, opt, scaler, t, overflow=False):
 @pytest.mark.parametrize("scope", ["global", "row"])
 @pytest.mark.parametrize("make", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 def test_an_overflow_step_leaves_weights_norms_and_schedules_alone(make, scope, order):
-    """A run with overflow steps ends in the same bits as a run without them: as if they had never been."""
-    settings = {"ratio": linear(1.0, 2.0, steps=8), "rate": cosine(0.5, 0.1, steps=8), "scope": scope, "order": order}
+    """A run with overflow steps ends in the same bits as a run without them: as if they had never
+    been."""
+    settings = {
+        "ratio": linear(1.0, 2.0, steps=8),
+        "rate": cosine(0.5, 0.1, steps=8),
+        "scope": scope,
+        "order": order,
+    }
     ends = []
     for overflows in ((), (0, 3, 4)):
         model = SmallModel()
@@ -52,14 +64,29 @@ def test_an_overflow_step_leaves_weights_norms_and_schedules_alone(make, scope, 
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
         for t in range(6):
             if t in overflows:
-                before, norms, groups = weights(model), [r.norm for r in opt.norms().values()], str(opt.state_dict()["param_groups"])
+                before, norms, groups = (
+                    weights(model),
+                    [r.norm for r in opt.norms().values()],
+                    str(opt.state_dict()["param_groups"]),
+                )
                 scaled_step(model, opt, scaler, 99, overflow=True)
                 assert same(weights(model), before)
                 assert str(opt.state_dict()["param_groups"]) == groups
-                if order == "after":  # with "before", norms() are of the weights before Adam moved them
-                    assert all(torch.allclose(r.norm, n, rtol=1e-6) for r, n in zip(opt.norms().values(), norms, strict=True))
+                if (
+                    order == "after"
+                ):  # with "before", norms() are of the weights before Adam moved them
+                    assert all(
+                        torch.allclose(r.norm, n, rtol=1e-6)
+                        for r, n in zip(opt.norms().values(), norms, strict=True)
+                    )
             scaled_step(model, opt, scaler, t)
-        ends.append((weights(model), [r.norm for r in opt.norms().values()], int(opt.param_groups[0]["control_step"])))
+        ends.append(
+            (
+                weights(model),
+                [r.norm for r in opt.norms().values()],
+                int(opt.param_groups[0]["control_step"]),
+            )
+        )
     assert same(ends[0][0], ends[1][0])
     assert same(ends[0][1], ends[1][1])
     assert ends[0][2] == ends[1][2] == 6
@@ -85,7 +112,8 @@ def test_a_fused_step_tells_gradscaler_so():
 
 
 def compiled_and_eager(dtype, steps, backend, lr, **settings):
-    """The weights of a compiled run and an eager one, and how many graphs were compiled after the first two steps."""
+    """The weights of a compiled run and an eager one, and how many graphs were compiled after the
+    first two steps."""
     models = SmallModel(dtype), SmallModel(dtype)
     opts = [AdamWN(m.parameters(), lr=copy.deepcopy(lr), **settings) for m in models]
     schedulers = [with_eta(opt) for opt in opts]
@@ -102,7 +130,9 @@ def compiled_and_eager(dtype, steps, backend, lr, **settings):
 
 def test_a_compiled_step_is_not_compiled_again_while_its_schedules_move():
     settings = {"ratio": linear(1.0, 2.0, steps=40), "rate": cosine(0.2, 0.02, steps=50)}
-    models, opts, again = compiled_and_eager(torch.float32, 50, "inductor", torch.tensor(1e-2), **settings)
+    models, opts, again = compiled_and_eager(
+        torch.float32, 50, "inductor", torch.tensor(1e-2), **settings
+    )
     assert again == 0
     for a, b in zip(*(m.parameters() for m in models), strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -118,9 +148,23 @@ def test_a_compiled_step_is_not_compiled_again_while_its_schedules_move():
     [
         (
             torch.float64,
-            {"scope": "row", "ratio": trace([1.0, 1.5, 1.2], steps=[0, 20, 60]), "rate": lambda step: 0.1 / step, "order": "before"},
+            {
+                "scope": "row",
+                "ratio": trace([1.0, 1.5, 1.2], steps=[0, 20, 60]),
+                "rate": lambda step: 0.1 / step,
+                "order": "before",
+            },
         ),
-        (torch.float64, {"scope": "tensor", "rms": 0.3, "rate": linear(0.0, 0.1, steps=30), "law": "upper", "foreach": False}),
+        (
+            torch.float64,
+            {
+                "scope": "tensor",
+                "rms": 0.3,
+                "rate": linear(0.0, 0.1, steps=30),
+                "law": "upper",
+                "foreach": False,
+            },
+        ),
         (torch.bfloat16, {"scope": "global", "ratio": linear(1.0, 1.5, steps=30), "rate": 0.05}),
     ],
     ids=["row", "tensor", "bf16"],
@@ -136,14 +180,18 @@ def test_every_setting_compiles(dtype, settings):
 
 def test_a_compiled_step_can_be_followed_by_an_eager_one():
     models = SmallModel(torch.float64), SmallModel(torch.float64)
-    opts = [AdamWN(m.parameters(), lr=1e-2, ratio=linear(1.0, 2.0, steps=10), rate=0.1) for m in models]
+    opts = [
+        AdamWN(m.parameters(), lr=1e-2, ratio=linear(1.0, 2.0, steps=10), rate=0.1) for m in models
+    ]
     torch._dynamo.reset()
     train(models[0], opts[0], range(3), step=torch.compile(opts[0].step, backend="eager"))
     train(models[0], opts[0], range(3, 6))
     train(models[1], opts[1], range(6))
     assert opts[0].norms()["global"].target.item() == opts[1].norms()["global"].target.item()
     for a, b in zip(*(m.parameters() for m in models), strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=6 * 1e-2 * 6e-5)  # compiled, Adam has 1 - 0.999 in float32: right to 6e-5
+        assert torch.allclose(
+            a, b, rtol=0, atol=6 * 1e-2 * 6e-5
+        )  # compiled, Adam has 1 - 0.999 in float32: right to 6e-5
 
 
 # torch.distributed.checkpoint
@@ -152,7 +200,8 @@ def test_a_compiled_step_can_be_followed_by_an_eager_one():
 @pytest.mark.parametrize("make", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 @pytest.mark.parametrize("order", ["after", "before"])
 def test_the_dummy_step_of_distributed_checkpoint_does_not_move_weights(make, order):
-    """With an empty state it calls step() with lr 0 and zero gradients, to have one that it can load into."""
+    """With an empty state it calls step() with lr 0 and zero gradients, to have one that it can
+    load into."""
     model = SmallModel()
     opt = make(list(model.parameters()), ratio=3.0, rate=1.0, order=order)
     before = weights(model)
@@ -161,7 +210,9 @@ def test_the_dummy_step_of_distributed_checkpoint_does_not_move_weights(make, or
     assert int(opt.param_groups[0]["control_step"]) == 0
     assert "up.weight" in state["state"]
     train(model, opt, range(1))
-    assert opt.norms()["global"].target.item() == pytest.approx(3 * total_norm(w for w in before if w.dim() >= 2), rel=1e-6)
+    assert opt.norms()["global"].target.item() == pytest.approx(
+        3 * total_norm(w for w in before if w.dim() >= 2), rel=1e-6
+    )
 
 
 def test_distributed_checkpoint_carries_the_reference_norms_and_the_step():
@@ -170,7 +221,9 @@ def test_distributed_checkpoint_carries_the_reference_norms_and_the_step():
     opt, opt_2 = AdamWN(model.parameters(), **settings), AdamWN(other.parameters(), **settings)
     train(model, opt, range(4))
     other.load_state_dict(model.state_dict())
-    set_optimizer_state_dict(other, opt_2, copy.deepcopy(get_optimizer_state_dict(model, opt)))  # it would share the moments
+    set_optimizer_state_dict(
+        other, opt_2, copy.deepcopy(get_optimizer_state_dict(model, opt))
+    )  # it would share the moments
     assert torch.equal(opt_2.param_groups[0]["norm0"], opt.param_groups[0]["norm0"])
     for m, o in ((model, opt), (other, opt_2)):
         train(m, o, range(4, 8))

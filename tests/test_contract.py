@@ -1,4 +1,5 @@
-"""What ``torch.optim.AdamW`` does, AdamWN does: torch's own optimizer database drives both through the same scenarios.
+"""What ``torch.optim.AdamW`` does, AdamWN does: torch's own optimizer database drives both through
+the same scenarios.
 
 Every scenario runs with AdamW too, which shows that it asks for nothing AdamW does not do.
 """
@@ -14,22 +15,40 @@ import warnings
 import pytest
 import torch
 from torch.nn import Parameter
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
 
 from normcontrol import AdamWN, NormControl
 
 ADAMW = next(info for info in optim_db if info.optim_cls is torch.optim.AdamW)
-IMPLEMENTATIONS = {"for-loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
+IMPLEMENTATIONS = {
+    "for-loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
 
 
 def inputs():
-    """Every constructor call of the database, for every implementation; what is said to need CUDA, without that."""
+    """Every constructor call of the database, for every implementation; what is said to need CUDA,
+    without that."""
     cpu = ADAMW.optim_inputs_func(device="cpu", dtype=torch.float32)
-    cuda = [i for i in ADAMW.optim_inputs_func(device="cuda", dtype=torch.float32) if i.kwargs.pop("capturable", False)]
+    cuda = [
+        i
+        for i in ADAMW.optim_inputs_func(device="cuda", dtype=torch.float32)
+        if i.kwargs.pop("capturable", False)
+    ]
     for (name, flags), given in itertools.product(IMPLEMENTATIONS.items(), cpu + cuda):
-        tensors = any(isinstance(v, torch.Tensor) for v in (given.kwargs.get("lr"), *given.kwargs.get("betas", ())))
-        if tensors and name in ("foreach", "fused"):  # AdamW refuses the one, and its CPU kernel the other's betas
+        tensors = any(
+            isinstance(v, torch.Tensor)
+            for v in (given.kwargs.get("lr"), *given.kwargs.get("betas", ()))
+        )
+        if tensors and name in (
+            "foreach",
+            "fused",
+        ):  # AdamW refuses the one, and its CPU kernel the other's betas
             continue
         yield pytest.param({**given.kwargs, **flags}, id=f"{given.desc}-{name}".replace(" ", "_"))
 
@@ -164,7 +183,9 @@ def test_learning_rate_schedulers_drive_it(cls, kwargs, schedulers):
 
 @both
 @pytest.mark.parametrize(
-    "given", ADAMW.optim_error_inputs_func(device="cpu", dtype=torch.float32), ids=lambda e: e.optimizer_error_input.desc
+    "given",
+    ADAMW.optim_error_inputs_func(device="cpu", dtype=torch.float32),
+    ids=lambda e: e.optimizer_error_input.desc,
 )
 def test_what_adamw_refuses_is_refused_in_the_same_words(cls, given):
     params = given.optimizer_error_input.params
@@ -172,7 +193,8 @@ def test_what_adamw_refuses_is_refused_in_the_same_words(cls, given):
         params = [Parameter(torch.randn(2, 3))]
     assert given.error_on is OptimizerErrorEnum.CONSTRUCTION_ERROR
     expect = pytest.warns if issubclass(given.error_type, Warning) else pytest.raises
-    # Some versions of the database warn about vectors, of which AdamWN then says that none of them is controlled.
+    # Some versions of the database warn about vectors, of which AdamWN then says that none of them
+    # is controlled.
     then = contextlib.suppress(ValueError) if expect is pytest.warns else contextlib.nullcontext()
     with expect(given.error_type, match=given.error_regex), then:
         cls(params, **given.optimizer_error_input.kwargs)
@@ -181,7 +203,9 @@ def test_what_adamw_refuses_is_refused_in_the_same_words(cls, given):
 @both
 def test_capturable_on_the_cpu_is_refused_at_the_step(cls):
     run = Run(cls, {"capturable": True})
-    with pytest.raises(AssertionError, match="capturable=True, params and state_steps must be on supported devices"):
+    with pytest.raises(
+        AssertionError, match="capturable=True, params and state_steps must be on supported devices"
+    ):
         run.step()
 
 
@@ -226,12 +250,18 @@ def test_hooks_of_state_dict_and_load_state_dict(cls):
     run, seen = Run(cls, {}), []
     run.opt.register_state_dict_pre_hook(lambda opt: seen.append("before saving"))
     run.opt.register_state_dict_post_hook(lambda opt, state: {**state, "extra": 1})
-    run.opt.register_load_state_dict_pre_hook(lambda opt, state: seen.append(f"before loading {sorted(state)}"))
+    run.opt.register_load_state_dict_pre_hook(
+        lambda opt, state: seen.append(f"before loading {sorted(state)}")
+    )
     run.opt.register_load_state_dict_post_hook(lambda opt: seen.append("after loading"))
     state = run.opt.state_dict()
     assert state["extra"] == 1
     run.opt.load_state_dict(state)
-    assert seen == ["before saving", "before loading ['extra', 'param_groups', 'state']", "after loading"]
+    assert seen == [
+        "before saving",
+        "before loading ['extra', 'param_groups', 'state']",
+        "after loading",
+    ]
 
 
 @both
@@ -261,7 +291,9 @@ def test_a_group_added_later_trains_with_its_own_settings(cls, names):
     (first.sum() + second.sum()).backward()
     opt.step()
     assert not torch.equal(first, torch.ones(3, 3))
-    assert torch.allclose(second / second.norm(), before / before.norm())  # no step of its own; it may be scaled
+    assert torch.allclose(
+        second / second.norm(), before / before.norm()
+    )  # no step of its own; it may be scaled
     with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):
         opt.add_param_group({"params": [("first", first)] if names else [first]})
     assert len(opt.param_groups) == 2
@@ -289,7 +321,9 @@ def test_complex_parameters_are_pairs_of_real_ones(cls, implementation, flags):
     for _ in range(20):
         for p, opt in zip((whole, pair), run, strict=True):
             opt.zero_grad()
-            (p - 3).abs().square().sum().backward() if p is whole else (p - torch.tensor([3.0, 0.0])).square().sum().backward()
+            (p - 3).abs().square().sum().backward() if p is whole else (
+                p - torch.tensor([3.0, 0.0])
+            ).square().sum().backward()
             opt.step()
     assert torch.allclose(torch.view_as_real(whole.detach()), pair, rtol=1e-5)
 
@@ -297,7 +331,8 @@ def test_complex_parameters_are_pairs_of_real_ones(cls, implementation, flags):
 @both
 @pytest.mark.parametrize("flags", [{}, {"maximize": True}, {"weight_decay": 0.1}])
 def test_differentiable_steps_have_the_right_derivative(cls, flags):
-    """With an absolute target, since a ratio's reference is a constant that numerical differentiation would vary."""
+    """With an absolute target, since a ratio's reference is a constant that numerical
+    differentiation would vary."""
     control = {"norm": 2.0, "rate": 0.3} if cls is AdamWN else {}
 
     def after_two_steps(w, grad):
@@ -309,19 +344,27 @@ def test_differentiable_steps_have_the_right_derivative(cls, flags):
         return w
 
     generator = torch.Generator().manual_seed(0)
-    w, grad = (torch.randn(3, 2, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    w, grad = (
+        torch.randn(3, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+        for _ in range(2)
+    )
     try:
         assert torch.autograd.gradcheck(after_two_steps, (w, grad))
     except RuntimeError:
         if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11):
             raise
-        pytest.skip(f"torch {torch.__version__} does not differentiate two steps of its own AdamW either")
+        pytest.skip(
+            f"torch {torch.__version__} does not differentiate two steps of its own AdamW either"
+        )
 
 
 @both
 @pytest.mark.parametrize("implementation", ["for-loop", "fused"])
 def test_a_learning_rate_in_a_tensor_is_the_same_as_a_number(cls, implementation):
-    runs = [Run(cls, {"lr": lr, **IMPLEMENTATIONS[implementation]}) for lr in (2.0**-6, torch.tensor(2.0**-6))]
+    runs = [
+        Run(cls, {"lr": lr, **IMPLEMENTATIONS[implementation]})
+        for lr in (2.0**-6, torch.tensor(2.0**-6))
+    ]
     for run in runs:
         run.step(10)
     for a, b in zip(runs[0].weights(), runs[1].weights(), strict=True):
@@ -331,7 +374,9 @@ def test_a_learning_rate_in_a_tensor_is_the_same_as_a_number(cls, implementation
 @both
 def test_betas_in_tensors_are_the_same_as_numbers(cls):
     betas = (0.5, 0.75)
-    runs = [Run(cls, {"betas": b, "foreach": False}) for b in (betas, tuple(map(torch.tensor, betas)))]
+    runs = [
+        Run(cls, {"betas": b, "foreach": False}) for b in (betas, tuple(map(torch.tensor, betas)))
+    ]
     for run in runs:
         run.step(10)
     for a, b in zip(runs[0].weights(), runs[1].weights(), strict=True):
@@ -372,9 +417,13 @@ def test_its_arguments_begin_with_those_of_adamw():
 def test_overridden_methods_keep_the_arguments_of_the_base(cls):
     """torch.distributed.checkpoint and others pass them by name."""
     overridden = [
-        name for name, value in vars(torch.optim.Optimizer).items() if callable(value) and name in vars(cls) and name != "__init__"
+        name
+        for name, value in vars(torch.optim.Optimizer).items()
+        if callable(value) and name in vars(cls) and name != "__init__"
     ]
     assert overridden
     for name in overridden:
-        base, ours = (inspect.signature(getattr(c, name)).parameters for c in (torch.optim.Optimizer, cls))
+        base, ours = (
+            inspect.signature(getattr(c, name)).parameters for c in (torch.optim.Optimizer, cls)
+        )
         assert list(ours) == list(base), name

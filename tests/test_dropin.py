@@ -1,4 +1,5 @@
-"""nanoGPT's and torchtitan's ways with an optimizer, written anew: their groups, their loops, their checkpoints and resumes."""
+"""nanoGPT's and torchtitan's ways with an optimizer, written anew: their groups, their loops, their
+checkpoints and resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from normcontrol import AdamWN, linear
 RATIO = linear(1.0, 1.5, steps=6)
 
 
-# nanoGPT: two groups by dimension, a learning rate written into the groups, one checkpoint of everything
+# nanoGPT: two groups by dimension, a learning rate written into the groups, one checkpoint of
+# everything
 
 
 def configure_optimizers(model: nn.Module, kind: type, **ours: Any) -> torch.optim.Optimizer:
@@ -36,15 +38,28 @@ def configure_optimizers(model: nn.Module, kind: type, **ours: Any) -> torch.opt
 def get_lr(iteration: int, peak: float = 1e-2, warmup: int = 2, last: int = 12) -> float:
     if iteration < warmup:
         return peak * (iteration + 1) / (warmup + 1)
-    return 0.1 * peak + 0.9 * peak * 0.5 * (1 + math.cos(math.pi * (iteration - warmup) / (last - warmup)))
+    return 0.1 * peak + 0.9 * peak * 0.5 * (
+        1 + math.cos(math.pi * (iteration - warmup) / (last - warmup))
+    )
 
 
-def nanogpt(out: Path, *, resume: bool = False, scaled: bool = False, until: int = 12, kind: type = AdamWN, **ours: Any) -> Any:
-    """Its train.py in short: compiled, with a GradScaler that may be off, two micro-steps, clipping, and a checkpoint at iteration 6."""
+def nanogpt(
+    out: Path,
+    *,
+    resume: bool = False,
+    scaled: bool = False,
+    until: int = 12,
+    kind: type = AdamWN,
+    **ours: Any,
+) -> Any:
+    """Its train.py in short: compiled, with a GradScaler that may be off, two micro-steps,
+    clipping, and a checkpoint at iteration 6."""
     model, start = SmallModel(), 0
     if resume:
         checkpoint = torch.load(out / "ckpt.pt", map_location="cpu")
-        model.load_state_dict({name.removeprefix("_orig_mod."): value for name, value in checkpoint["model"].items()})
+        model.load_state_dict(
+            {name.removeprefix("_orig_mod."): value for name, value in checkpoint["model"].items()}
+        )
         start = checkpoint["iter_num"]
     scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=2.0**10)
     optimizer = configure_optimizers(model, kind, **ours)
@@ -55,8 +70,15 @@ def nanogpt(out: Path, *, resume: bool = False, scaled: bool = False, until: int
         for group in optimizer.param_groups:
             group["lr"] = get_lr(iteration)
         if iteration == 6 and not resume:
-            saved = {"model": compiled.state_dict(), "optimizer": optimizer.state_dict(), "iter_num": iteration}
-            torch.save({**saved, "best_val_loss": torch.tensor(1e9), "config": {"compile": True}}, out / "ckpt.pt")
+            saved = {
+                "model": compiled.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "iter_num": iteration,
+            }
+            torch.save(
+                {**saved, "best_val_loss": torch.tensor(1e9), "config": {"compile": True}},
+                out / "ckpt.pt",
+            )
         for micro in range(2):
             scaler.scale(loss_at(compiled, 2 * iteration + micro) / 2).backward()
         scaler.unscale_(optimizer)
@@ -77,7 +99,9 @@ def test_nanogpt_holds_the_norm_of_what_it_decayed_and_resumes_bit_for_bit(tmp_p
     ours = {"ratio": RATIO, "rate": 0.5, "fused": fused, "scaled": scaled}
     whole, optimizer = nanogpt(tmp_path, **ours)
     assert [group["controlled"] for group in optimizer.param_groups] == [True, False]
-    assert total_norm(matrices(whole)) == pytest.approx(1.5 * total_norm(matrices(SmallModel())), rel=0.03)
+    assert total_norm(matrices(whole)) == pytest.approx(
+        1.5 * total_norm(matrices(SmallModel())), rel=0.03
+    )
     again, resumed = nanogpt(tmp_path, resume=True, **ours)
     for one, two in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -94,34 +118,53 @@ def test_a_nanogpt_run_that_began_with_adamw_goes_on_from_the_norm_it_has(tmp_pa
     assert int(optimizer.param_groups[0]["control_step"]) == 6
 
 
-# torchtitan: groups by pattern that carry all their settings and names, FSDP2, and a flat checkpoint by name of parameter
+# torchtitan: groups by pattern that carry all their settings and names, FSDP2, and a flat
+# checkpoint by name of parameter
 
 
 def titan_optimizer(model: nn.Module) -> AdamWN:
-    """As its container builds one: every setting in the group, implementation flags included, none in the constructor."""
-    settings = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "fused": False, "foreach": False}
+    """As its container builds one: every setting in the group, implementation flags included, none
+    in the constructor."""
+    settings = {
+        "lr": 1e-2,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "fused": False,
+        "foreach": False,
+    }
     named = dict(model.named_parameters())
     ours = {"ratio": RATIO, "rate": 0.5, "controlled": "matrices"}
-    return AdamWN([{"params": list(named.values()), "param_names": list(named), **settings, **ours}])
+    return AdamWN(
+        [{"params": list(named.values()), "param_names": list(named), **settings, **ours}]
+    )
 
 
 def flat_state(opt: AdamWN) -> dict[str, Any]:
-    """``state.NAME.KEY`` and ``param_groups.NAME.KEY``: what each parameter has, and its group's settings again for each of them."""
+    """``state.NAME.KEY`` and ``param_groups.NAME.KEY``: what each parameter has, and its group's
+    settings again for each of them."""
     packed = opt.state_dict()
     flat = {}
     for group in packed["param_groups"]:
         for number, name in zip(group["params"], group["param_names"], strict=True):
             flat |= {f"state.{name}.{key}": value for key, value in packed["state"][number].items()}
-            flat |= {f"param_groups.{name}.{key}": value for key, value in group.items() if key not in ("params", "param_names")}
+            flat |= {
+                f"param_groups.{name}.{key}": value
+                for key, value in group.items()
+                if key not in ("params", "param_names")
+            }
     return flat
 
 
 def load_flat_state(opt: AdamWN, flat: dict[str, Any]) -> None:
-    """Only what the live optimizer has is looked up, and a group's settings by the name of its first parameter."""
+    """Only what the live optimizer has is looked up, and a group's settings by the name of its
+    first parameter."""
     packed = opt.state_dict()
     for group in packed["param_groups"]:
         for number, name in zip(group["params"], group["param_names"], strict=True):
-            packed["state"][number] = {key: flat[f"state.{name}.{key}"] for key in packed["state"][number]}
+            packed["state"][number] = {
+                key: flat[f"state.{name}.{key}"] for key in packed["state"][number]
+            }
         for key in set(group) - {"params", "param_names"}:
             group[key] = flat[f"param_groups.{group['param_names'][0]}.{key}"]
     opt.load_state_dict(packed)

@@ -1,4 +1,5 @@
-"""The norm law: whatever the weights, after control ``||theta'|| = |(1 - k) ||theta|| + k * target|``."""
+"""The norm law: whatever the weights, after control ``||theta'|| = |(1 - k) ||theta|| + k *
+target|``."""
 
 import math
 
@@ -10,15 +11,19 @@ from small import total_norm
 
 from normcontrol import NormControl
 
-shapes = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(2, 3)), min_size=1, max_size=3)
-dtypes = st.sampled_from([torch.float64, torch.float32, torch.complex64, torch.bfloat16, torch.float16])
+shapes = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(2, 3)), min_size=1, max_size=3
+)
+dtypes = st.sampled_from(
+    [torch.float64, torch.float32, torch.complex64, torch.bfloat16, torch.float16]
+)
 scopes = st.sampled_from(["global", "group", "tensor", "row", "col", (0, 1), -3])
 kinds = st.sampled_from(["ratio", "norm", "rms"])
 laws = st.sampled_from(["proportional", "upper", "lower", "projection"])
 unit = st.floats(0.0, 1.0)
 
-# How far a weight may be from its exact value, relatively: rounding of factor, product and norm, or one unit in the last
-# place of a low-precision format, which is rounded up or down.
+# How far a weight may be from its exact value, relatively: rounding of factor, product and norm, or
+# one unit in the last place of a low-precision format, which is rounded up or down.
 PRECISION = {
     torch.float64: 1e-14,
     torch.float32: 1e-6,
@@ -48,23 +53,47 @@ def law_of(law, norm, target, k):
 
 
 @settings(max_examples=300, deadline=None)
-@given(shapes, dtypes, scopes, kinds, st.floats(0.0, 3.0), unit, laws, st.sampled_from(["after", "before"]), st.integers(0, 2**31))
+@given(
+    shapes,
+    dtypes,
+    scopes,
+    kinds,
+    st.floats(0.0, 3.0),
+    unit,
+    laws,
+    st.sampled_from(["after", "before"]),
+    st.integers(0, 2**31),
+)
 def test_the_norm_law(shapes, dtype, scope, kind, level, rate, law, order, seed):
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.rand(shape, generator=generator, dtype=torch.float64) + 0.1 for shape in shapes]
     params = [torch.nn.Parameter(w.to(dtype) * (1j if dtype.is_complex else -1)) for w in drawn]
-    opt = NormControl(torch.optim.SGD(params, lr=0.1), **{kind: level}, rate=rate, scope=scope, law=law, order=order)
+    opt = NormControl(
+        torch.optim.SGD(params, lr=0.1),
+        **{kind: level},
+        rate=rate,
+        scope=scope,
+        law=law,
+        order=order,
+    )
     norms = [total_norm(part) for part in parts_of(params, scope)]
     roots = [math.sqrt(sum(w.numel() for w in part)) for part in parts_of(params, scope)]
-    targets = [level * {"ratio": n, "norm": 1.0, "rms": root}[kind] for n, root in zip(norms, roots, strict=True)]
+    targets = [
+        level * {"ratio": n, "norm": 1.0, "rms": root}[kind]
+        for n, root in zip(norms, roots, strict=True)
+    ]
 
     opt.step()  # no gradient: the controller alone
 
     for part, norm, target in zip(parts_of(params, scope), norms, targets, strict=True):
         expected = law_of(law, norm, target, rate)
-        assert total_norm(part) == pytest.approx(expected, rel=PRECISION[dtype], abs=PRECISION[dtype] * 1e-3 + 1e-15 * norm)
+        assert total_norm(part) == pytest.approx(
+            expected, rel=PRECISION[dtype], abs=PRECISION[dtype] * 1e-3 + 1e-15 * norm
+        )
     readings = [n for r in opt.norms().values() for n in r.norm.reshape(-1).tolist()]
-    assert readings == pytest.approx([law_of(law, n, t, rate) for n, t in zip(norms, targets, strict=True)], rel=1e-6, abs=1e-12)
+    assert readings == pytest.approx(
+        [law_of(law, n, t, rate) for n, t in zip(norms, targets, strict=True)], rel=1e-6, abs=1e-12
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -72,7 +101,10 @@ def test_the_norm_law(shapes, dtype, scope, kind, level, rate, law, order, seed)
 def test_control_scales_and_never_turns(shapes, rate, ratio, seed):
     """Every weight of a set is multiplied by the same factor: its direction stays."""
     generator = torch.Generator().manual_seed(seed)
-    params = [torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+    params = [
+        torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
+        for shape in shapes
+    ]
     before = [p.detach().clone() for p in params]
     opt = NormControl(torch.optim.SGD(params, lr=0.1), ratio=ratio, rate=rate)
     opt.step()
@@ -108,9 +140,21 @@ ROWS = [[3.0, 4.0], [12.0, 16.0]]  # row norms 5 and 20
         (TRIANGLE, {"norm": 2.5, "rate": 1.0, "law": "lower"}, TRIANGLE),
         ([[2.0, 2.0], [2.0, 2.0]], {"rms": 1.0, "rate": 1.0}, [[1.0, 1.0], [1.0, 1.0]]),
         (ROWS, {"norm": 10.0, "rate": 1.0, "scope": "row"}, [[6.0, 8.0], [6.0, 8.0]]),
-        (ROWS, {"norm": 10.0, "rate": 0.5, "scope": "row", "law": "upper"}, [[3.0, 4.0], [9.0, 12.0]]),
-        ([[3.0, 0.0], [4.0, 2.0]], {"norm": 10.0, "rate": 1.0, "scope": "col"}, [[6.0, 0.0], [8.0, 10.0]]),
-        ([[[3.0, 4.0]], [[0.0, 2.0]]], {"norm": 10.0, "rate": 1.0, "scope": (0,)}, [[[6.0, 8.0]], [[0.0, 10.0]]]),  # experts
+        (
+            ROWS,
+            {"norm": 10.0, "rate": 0.5, "scope": "row", "law": "upper"},
+            [[3.0, 4.0], [9.0, 12.0]],
+        ),
+        (
+            [[3.0, 0.0], [4.0, 2.0]],
+            {"norm": 10.0, "rate": 1.0, "scope": "col"},
+            [[6.0, 0.0], [8.0, 10.0]],
+        ),
+        (
+            [[[3.0, 4.0]], [[0.0, 2.0]]],
+            {"norm": 10.0, "rate": 1.0, "scope": (0,)},
+            [[[6.0, 8.0]], [[0.0, 10.0]]],
+        ),  # experts
     ],
 )
 def test_values_by_hand(weight, settings, expected):
@@ -118,8 +162,12 @@ def test_values_by_hand(weight, settings, expected):
 
 
 def test_one_norm_over_all_weights_by_default():
-    """Tensors of norm 3 and 4 have the joint norm 5; doubled at once, all are doubled, zeros included."""
-    params = [torch.nn.Parameter(torch.tensor([[3.0, 0.0]])), torch.nn.Parameter(torch.tensor([[0.0], [4.0]]))]
+    """Tensors of norm 3 and 4 have the joint norm 5; doubled at once, all are doubled, zeros
+    included."""
+    params = [
+        torch.nn.Parameter(torch.tensor([[3.0, 0.0]])),
+        torch.nn.Parameter(torch.tensor([[0.0], [4.0]])),
+    ]
     opt = NormControl(torch.optim.SGD(params, lr=0.1), norm=10.0, rate=1.0)
     opt.step()
     assert [p.tolist() for p in params] == [[[6.0, 0.0]], [[0.0], [8.0]]]

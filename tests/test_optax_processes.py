@@ -1,4 +1,5 @@
-"""The optax twin on sharded arrays and across a restart: real processes, several host devices each."""
+"""The optax twin on sharded arrays and across a restart: real processes, several host devices
+each."""
 
 import os
 import subprocess
@@ -15,7 +16,12 @@ pytestmark = pytest.mark.slow
 def run(folder, part, devices=1, dtype="float32"):
     """What a training process ends with."""
     flags = f"--xla_force_host_platform_device_count={devices}"
-    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src")}
+    env = {
+        **os.environ,
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
     command = [sys.executable, str(ROOT / "tests/optax_process.py"), part, str(folder), dtype]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -30,7 +36,9 @@ def test_four_devices_have_the_norms_of_one(tmp_path, dtype):
     for name, value in one.items():
         np.testing.assert_allclose(four[name], value, rtol=within, atol=within, err_msg=name)
     joint = [np.square(one[name]).sum() for name in ("up", "down")]
-    expected = np.sqrt(sum(joint)) if dtype == "float32" else np.sqrt(joint)[::-1]  # JAX sorts names
+    expected = (
+        np.sqrt(sum(joint)) if dtype == "float32" else np.sqrt(joint)[::-1]
+    )  # JAX sorts names
     np.testing.assert_allclose(one["norm"], expected, rtol=1e-5 if dtype == "float32" else 2e-3)
 
 
@@ -46,7 +54,9 @@ def test_a_run_resumed_from_orbax_is_the_same_run(tmp_path, devices):
 def test_the_example_holds_its_norm(tmp_path):
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, str(ROOT / "examples/jax_nnx.py"), "--steps", "60"]
-    said = subprocess.run(command, env=env, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300).stdout
+    said = subprocess.run(
+        command, env=env, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300
+    ).stdout
     last = said.strip().splitlines()[-1].split()
     assert last[0] == "60"
     assert abs(float(last[2]) - float(last[3])) < 0.02, said

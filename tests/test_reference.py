@@ -1,4 +1,5 @@
-"""Every path of the library is Algorithm 1: over 200 steps it agrees with the plain reference written from the paper."""
+"""Every path of the library is Algorithm 1: over 200 steps it agrees with the plain reference
+written from the paper."""
 
 from functools import cache
 
@@ -19,7 +20,9 @@ RATIO, RATE = linear(1.0, 2.0, steps=100), cosine(0.05, 0.01, steps=150)
 @cache
 def reference(**settings) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
     """The weights after 200 steps, and the gradients met on the way."""
-    theta = {name: p.detach().numpy().copy() for name, p in SmallModel(torch.float64).named_parameters()}
+    theta = {
+        name: p.detach().numpy().copy() for name, p in SmallModel(torch.float64).named_parameters()
+    }
     model, met = SmallModel(torch.float64), []
 
     def gradient(theta, t):
@@ -32,7 +35,17 @@ def reference(**settings) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndar
         return met[-1]
 
     sharing = shares(theta, GROUPS, settings.pop("scope"))
-    algorithm_1(theta, gradient, STEPS, alpha=LR, beta1=BETAS[0], beta2=BETAS[1], eta=eta, sharing=sharing, **settings)
+    algorithm_1(
+        theta,
+        gradient,
+        STEPS,
+        alpha=LR,
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        eta=eta,
+        sharing=sharing,
+        **settings,
+    )
     return theta, met
 
 
@@ -45,17 +58,23 @@ def paper_rate(t: int) -> float:
 
 
 def groups_of(model) -> list[dict]:
-    """Two groups with matrices in each, so that the scopes "global" and "group" differ; biases and norms lie among them."""
+    """Two groups with matrices in each, so that the scopes "global" and "group" differ; biases and
+    norms lie among them."""
     named = dict(model.named_parameters())
     second = [name for name in named if name.startswith("down") or name.startswith("norm")]
-    return [{"params": [named[n] for n in named if n not in second]}, {"params": [named[n] for n in second]}]
+    return [
+        {"params": [named[n] for n in named if n not in second]},
+        {"params": [named[n] for n in second]},
+    ]
 
 
 PATHS = {
     "for-loop": lambda groups, **s: AdamWN(groups, LR, BETAS, foreach=False, **s),
     "foreach": lambda groups, **s: AdamWN(groups, LR, BETAS, foreach=True, **s),
     "fused": lambda groups, **s: AdamWN(groups, LR, BETAS, fused=True, **s),
-    "NormControl around Adam": lambda groups, **s: NormControl(torch.optim.Adam(groups, LR, BETAS), **s),
+    "NormControl around Adam": lambda groups, **s: NormControl(
+        torch.optim.Adam(groups, LR, BETAS), **s
+    ),
 }
 
 
@@ -69,8 +88,8 @@ def assert_close(model, expected, rtol):
 @pytest.mark.parametrize("scope", ["global", "group", "tensor", "row"])
 @pytest.mark.parametrize("path", PATHS)
 def test_line_13c_in_float64(path, scope, order):
-    """Training itself is followed: the library's own weights give the gradients. Float64 leaves rounding of 1e-16 a
-    step, which training may amplify; 1e-12 allows for a thousandfold."""
+    """Training itself is followed: the library's own weights give the gradients. Float64 leaves
+    rounding of 1e-16 a step, which training may amplify; 1e-12 allows for a thousandfold."""
     model = SmallModel(torch.float64)
     opt = PATHS[path](groups_of(model), ratio=RATIO, rate=RATE, scope=scope, order=order)
     train(model, opt, range(1, STEPS + 1), with_eta(opt))
@@ -81,9 +100,9 @@ def test_line_13c_in_float64(path, scope, order):
 @pytest.mark.parametrize("scope", ["global", "row"])
 @pytest.mark.parametrize("path", PATHS)
 def test_line_13c_in_float32(path, scope):
-    """The gradients are the reference's, so that only the optimizer's own rounding counts. A step rounds the weights about
-    three times by up to 2^-24; 600 independent roundings add up to sqrt(600) * 6e-8 = 1.5e-6 of the largest weight. Three
-    times that is allowed."""
+    """The gradients are the reference's, so that only the optimizer's own rounding counts. A step
+    rounds the weights about three times by up to 2^-24; 600 independent roundings add up to
+    sqrt(600) * 6e-8 = 1.5e-6 of the largest weight. Three times that is allowed."""
     expected, gradients = reference(line="13.c", scope=scope, r=paper_ratio, k=paper_rate)
     model = SmallModel(torch.float32)
     opt = PATHS[path](groups_of(model), ratio=RATIO, rate=RATE, scope=scope)
@@ -99,7 +118,9 @@ def test_line_13c_in_float32(path, scope):
 @pytest.mark.parametrize("order", ["after", "before"])
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("line", "rate"), [("13.a", lr_times(0.5)), ("13.b", eta_times(0.01))])
-def test_lines_13a_and_13b_are_ratio_0_with_a_rate_tied_to_the_learning_rate(line, rate, path, order):
+def test_lines_13a_and_13b_are_ratio_0_with_a_rate_tied_to_the_learning_rate(
+    line, rate, path, order
+):
     model = SmallModel(torch.float64)
     opt = PATHS[path](groups_of(model), ratio=0.0, rate=rate, order=order)
     train(model, opt, range(1, STEPS + 1), with_eta(opt))
@@ -108,10 +129,12 @@ def test_lines_13a_and_13b_are_ratio_0_with_a_rate_tied_to_the_learning_rate(lin
 
 
 def test_a_compiled_step_is_algorithm_1():
-    """Compiled, torch's Adam corrects its bias in float32 whatever the weights are: each update of about lr is off by up to
-    2^-24 of itself, and 200 of them by 200 * 3e-3 * 6e-8 = 4e-8."""
+    """Compiled, torch's Adam corrects its bias in float32 whatever the weights are: each update of
+    about lr is off by up to 2^-24 of itself, and 200 of them by 200 * 3e-3 * 6e-8 = 4e-8."""
     model = SmallModel(torch.float64)
-    opt = AdamWN(groups_of(model), torch.tensor(LR, dtype=torch.float64), BETAS, ratio=RATIO, rate=RATE)
+    opt = AdamWN(
+        groups_of(model), torch.tensor(LR, dtype=torch.float64), BETAS, ratio=RATIO, rate=RATE
+    )
     scheduler = with_eta(opt)
     torch._dynamo.reset()
     train(model, opt, range(1, STEPS + 1), scheduler, step=torch.compile(opt.step))
@@ -120,7 +143,8 @@ def test_a_compiled_step_is_algorithm_1():
 
 
 def test_the_reference_is_not_trivial():
-    """Scopes, orders and lines end in different weights, so that agreeing with one is agreeing with no other."""
+    """Scopes, orders and lines end in different weights, so that agreeing with one is agreeing with
+    no other."""
     ends = [
         reference(line="13.c", scope=scope, r=paper_ratio, k=paper_rate, order=order)[0]
         for scope in ("global", "group", "tensor", "row")

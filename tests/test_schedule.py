@@ -1,4 +1,5 @@
-"""Schedules: their values, their way through a checkpoint, their picture, and what a norm makes of them."""
+"""Schedules: their values, their way through a checkpoint, their picture, and what a norm makes of
+them."""
 
 import io
 import math
@@ -10,7 +11,18 @@ import pytest
 import torch
 from small import SmallModel, total_norm, train
 
-from normcontrol import AdamWN, NormControl, Schedule, constant, cosine, eta_times, linear, lr_times, piecewise, trace
+from normcontrol import (
+    AdamWN,
+    NormControl,
+    Schedule,
+    constant,
+    cosine,
+    eta_times,
+    linear,
+    lr_times,
+    piecewise,
+    trace,
+)
 from normcontrol.schedule import custom, from_plain, to_plain
 
 matplotlib.use("Agg")
@@ -34,9 +46,15 @@ TIED = [lr_times(0.1), eta_times(1e-2)]
         (linear(1.0, 2.0, steps=2500), {0: 1.0, 625: 1.25, 2500: 2.0, 2501: 2.0, 10**9: 2.0}),
         (linear(2.0, 0.0, steps=4), {1: 1.5, 3: 0.5, 4: 0.0, 5: 0.0}),
         (cosine(1.0, 3.0, steps=4), {0: 1.0, 1: 2 - math.sqrt(0.5), 2: 2.0, 4: 3.0, 5: 3.0}),
-        (piecewise((10, 1.0), (20, 2.0), (40, 1.5)), {0: 1.0, 10: 1.0, 15: 1.5, 20: 2.0, 30: 1.75, 40: 1.5, 99: 1.5}),
+        (
+            piecewise((10, 1.0), (20, 2.0), (40, 1.5)),
+            {0: 1.0, 10: 1.0, 15: 1.5, 20: 2.0, 30: 1.75, 40: 1.5, 99: 1.5},
+        ),
         (piecewise((7, 1.25)), {0: 1.25, 7: 1.25, 99: 1.25}),
-        (trace([1.0, 3.0, 2.0], steps=[0, 4, 6]), {0: 1.0, 1: 1.5, 4: 3.0, 5: 2.5, 6: 2.0, 99: 2.0}),
+        (
+            trace([1.0, 3.0, 2.0], steps=[0, 4, 6]),
+            {0: 1.0, 1: 1.5, 4: 3.0, 5: 2.5, 6: 2.0, 99: 2.0},
+        ),
         (trace([1.0, 3.0, 2.0], steps=[10, 14, 16]), {0: 1.0, 10: 1.0, 11: 1.5}),
         (trace([1.5]), {0: 1.5, 1: 1.5, 99: 1.5}),
         (custom(lambda step: 1.0 if step < 10 else 2.0), {9: 1.0, 10: 2.0}),
@@ -88,7 +106,16 @@ def test_numbers_stay_numbers():
     assert from_plain(None) is None
 
 
-@pytest.mark.parametrize("plain", ["__import__('os').system('true')", "open('x')", "linear", "1 + 1", "linear(1, 2, steps=exit())"])
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "__import__('os').system('true')",
+        "open('x')",
+        "linear",
+        "1 + 1",
+        "linear(1, 2, steps=exit())",
+    ],
+)
 def test_a_checkpoint_cannot_run_code(plain):
     with pytest.raises(ValueError):
         from_plain(plain)
@@ -102,7 +129,9 @@ def test_a_function_of_the_step_is_a_schedule():
         return 1.0 + 0.5 * step
 
     p = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
-    opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=ratio, rate=lambda step: torch.ones_like(step))
+    opt = NormControl(
+        torch.optim.SGD([p], lr=0.1), ratio=ratio, rate=lambda step: torch.ones_like(step)
+    )
     opt.step()
     assert p.tolist() == [[4.5, 6.0]]
     opt.step()
@@ -118,7 +147,10 @@ def test_a_function_must_be_given_again_when_resuming():
     again = AdamWN(SmallModel().parameters(), ratio=ratio)
     again.load_state_dict(state)
     assert again.param_groups[0]["ratio"].function is ratio
-    with pytest.raises(ValueError, match=r"made with the function 'ratio' as a schedule, and a function cannot be stored.*same function"):
+    with pytest.raises(
+        ValueError,
+        match=r"made with the function 'ratio' as a schedule, and a function cannot be stored.*same function",
+    ):
         AdamWN(SmallModel().parameters(), ratio=1.0).load_state_dict(state)
 
 
@@ -130,12 +162,16 @@ def test_a_replayed_trace_says_once_that_it_has_ended():
         warnings.simplefilter("error")
         for _ in range(2):
             opt.step()
-    with pytest.warns(UserWarning, match="trace ends at step 2 and the run goes on: its last value, 2, is held"):
+    with pytest.warns(
+        UserWarning, match="trace ends at step 2 and the run goes on: its last value, 2, is held"
+    ):
         opt.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         opt.step()
-    assert total_norm([p for p in model.parameters() if p.dim() >= 2]) == pytest.approx(2 * first, rel=1e-6)
+    assert total_norm([p for p in model.parameters() if p.dim() >= 2]) == pytest.approx(
+        2 * first, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
@@ -160,7 +196,10 @@ def test_a_schedule_can_be_drawn_before_training(schedule):
         (lambda: trace([]), "needs one increasing step for each value, and at least one"),
         (lambda: trace([1.0, 2.0], steps=[3]), "trace got 2 values at 1 steps"),
         (lambda: trace([1.0, 2.0], steps=[3, 3]), "needs one increasing step for each value"),
-        (lambda: from_plain("spline(1, 2)"), "holds the schedule 'spline\\(1, 2\\)'; known are constant, linear"),
+        (
+            lambda: from_plain("spline(1, 2)"),
+            "holds the schedule 'spline\\(1, 2\\)'; known are constant, linear",
+        ),
     ],
 )
 def test_what_cannot_be_a_schedule_is_refused_with_a_sentence(make, sentence):
@@ -173,7 +212,8 @@ def test_an_own_schedule_class_needs_a_value():
         Schedule()(1)
 
 
-# What a norm makes of its schedule: weight norm control is a proportional controller with time constant 1/k.
+# What a norm makes of its schedule: weight norm control is a proportional controller with time
+# constant 1/k.
 
 
 def ratios_under(ratio, rate, steps) -> list[float]:
@@ -194,7 +234,8 @@ def test_the_distance_to_the_target_shrinks_by_1_minus_k_each_step():
 
 
 def test_the_papers_ramp_lags_by_slope_times_1_minus_k_over_k():
-    """1 -> 2.415 in 2,500 steps at k = 1e-2: behind by .056 at the end of the ramp, and soon after it on target."""
+    """1 -> 2.415 in 2,500 steps at k = 1e-2: behind by .056 at the end of the ramp, and soon after
+    it on target."""
     seen = ratios_under(linear(1.0, 2.415, steps=2500), 1e-2, steps=3500)
     lag = 1.415 / 2500 * 0.99 / 0.01
     assert 2.415 - seen[2499] == pytest.approx(lag, rel=1e-9)
@@ -203,7 +244,8 @@ def test_the_papers_ramp_lags_by_slope_times_1_minus_k_over_k():
 
 
 def test_noise_lifts_the_norm_by_lr2_over_2_k_rms2():
-    """Steps of +-lr without direction add lr^2 to the mean square; at the paper's k the norm settles 2.5 % above target."""
+    """Steps of +-lr without direction add lr^2 to the mean square; at the paper's k the norm
+    settles 2.5 % above target."""
     rate, offset = 1e-2, 0.025
     lr = math.sqrt(2 * rate * offset)
     generator = torch.Generator().manual_seed(0)

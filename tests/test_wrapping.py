@@ -1,4 +1,5 @@
-"""NormControl around optimizers of other people: the norm law holds, and a resumed run goes on bit for bit."""
+"""NormControl around optimizers of other people: the norm law holds, and a resumed run goes on bit
+for bit."""
 
 import copy
 import io
@@ -74,12 +75,15 @@ def trained(make, steps, one_batch=False, **settings):
 
 @every_optimizer
 def test_the_norm_law_holds_around_it(make):
-    """Beside a twin without control whose weights are the same before the step, norm' = (1 - k) norm + k target."""
+    """Beside a twin without control whose weights are the same before the step, norm' = (1 - k)
+    norm + k target."""
     model, opt = trained(make, 3, ratio=1.3, rate=0.25)
     first = total_norm(matrices(SmallModel()))
     twin = SmallModel()
     bare = make(list(twin.parameters()))
-    bare.load_state_dict(copy.deepcopy(opt.optimizer.state_dict()))  # load_state_dict alone would share the momentum
+    bare.load_state_dict(
+        copy.deepcopy(opt.optimizer.state_dict())
+    )  # load_state_dict alone would share the momentum
     if hasattr(bare, "train"):
         bare.train()
     with torch.no_grad():
@@ -118,7 +122,9 @@ def test_resuming_is_bit_exact(make):
         opt.train()
     for t in range(5, 10):
         step(model, opt, t)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.parameters(), model.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "AdamW8bit"])
@@ -131,7 +137,10 @@ def test_its_state_is_plain_data(name):
 
 
 def test_an_optimizer_that_calls_its_closure_itself_cannot_be_controlled_in_between():
-    with pytest.raises(ValueError, match=r"order='before' scales the weights between the closure and the step, but LBFGS calls its"):
+    with pytest.raises(
+        ValueError,
+        match=r"order='before' scales the weights between the closure and the step, but LBFGS calls its",
+    ):
         NormControl(torch.optim.LBFGS(SmallModel().parameters()), order="before")
 
 

@@ -14,7 +14,10 @@ import pytest
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Every series in TensorBoard's folder, as TensorBoard itself reads it."""
-    return {tag: [(e.step, e.value) for e in _accumulated(folder).Scalars(tag)] for tag in _accumulated(folder).Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in _accumulated(folder).Scalars(tag)]
+        for tag in _accumulated(folder).Tags()["scalars"]
+    }
 
 
 def charts(folder: Path) -> dict[str, list[str]]:
@@ -23,7 +26,11 @@ def charts(folder: Path) -> dict[str, list[str]]:
 
     (event,) = _accumulated(folder).Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    return {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
+    return {
+        chart.title: list(chart.multiline.tag)
+        for category in layout.category
+        for chart in category.chart
+    }
 
 
 def _accumulated(folder: Path) -> Any:
@@ -34,7 +41,8 @@ def _accumulated(folder: Path) -> Any:
 
 @contextlib.contextmanager
 def wandb_mode(mode: str) -> Iterator[None]:
-    """Weights & Biases with this WANDB_MODE: it reads the environment when its first run of a process starts."""
+    """Weights & Biases with this WANDB_MODE: it reads the environment when its first run of a
+    process starts."""
     wandb = pytest.importorskip("wandb")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", mode)
@@ -46,7 +54,8 @@ def wandb_mode(mode: str) -> Iterator[None]:
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """The logged rows of the offline runs in a folder: one object a call, read from the log that `wandb sync` would send."""
+    """The logged rows of the offline runs in a folder: one object a call, read from the log that
+    `wandb sync` would send."""
     from wandb.proto import wandb_internal_pb2
 
     rows = []
@@ -54,12 +63,18 @@ def history(folder: Path) -> list[dict[str, Any]]:
         for record in _records(path.read_bytes()):
             parsed = wandb_internal_pb2.Record.FromString(record)
             if parsed.WhichOneof("record_type") == "history":
-                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in parsed.history.item})
+                rows.append(
+                    {
+                        item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                        for item in parsed.history.item
+                    }
+                )
     return rows
 
 
 def _records(log: bytes) -> list[bytes]:
-    """The records of a log in LevelDB's format: blocks of 32 KiB, in which a record may be in several pieces."""
+    """The records of a log in LevelDB's format: blocks of 32 KiB, in which a record may be in
+    several pieces."""
     records, at, pending = [], 7, b""  # after the file's own header
     while at + 7 <= len(log):
         if 32768 - at % 32768 < 7:  # the rest of a block that is too short for a header

@@ -1,4 +1,5 @@
-"""Try the built distributions as a user would: each installed alone in a clean environment, and put to use there.
+"""Try the built distributions as a user would: each installed alone in a clean environment, and put
+to use there.
 
 ``python tools/dist.py dist/*``; ``make dist`` builds them and runs this.
 """
@@ -46,11 +47,26 @@ def try_out(distribution: Path) -> None:
         venv.create(folder, with_pip=True)
         python = str(Path(folder) / "bin/python")
         # torch's pinned CPU build; nothing but what the distribution itself asks for beside it.
-        install = [python, "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"), str(distribution)]
+        install = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--constraint",
+            str(ROOT / "constraints.txt"),
+            str(distribution),
+        ]
         subprocess.run(install, check=True)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         subprocess.run([python, "-W", "ignore", "-c", SMOKE], check=True, cwd=folder, env=env)
-        command = subprocess.run([str(Path(folder) / "bin/normcontrol")], cwd=folder, env=env, capture_output=True, text=True)
+        command = subprocess.run(
+            [str(Path(folder) / "bin/normcontrol")],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+        )
         assert "pip install 'normcontrol[lab]'" in command.stderr, (
             f"the command without its extra should say what it needs: {command.stderr}"
         )

@@ -1,4 +1,5 @@
-"""Docstrings as Markdown: doctests become code blocks, and Sphinx's roles plain code. Used by mkdocs.yml."""
+"""Docstrings as Markdown: doctests become code blocks, and Sphinx's roles plain code. Used by
+mkdocs.yml."""
 
 import re
 from typing import Any

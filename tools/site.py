@@ -1,8 +1,9 @@
-"""What MkDocs does not do by itself, so that one set of pages reads well in a checkout and as a site.
+"""What MkDocs does not do by itself, so that one set of pages reads well in a checkout and as a
+site.
 
-The pages link to the README and to files of the source tree. On the site the README is the front page, and every file
-that a page links to becomes a page that shows it, so that no link leaves the site and none is broken. The reference is made
-of the public names. Used by mkdocs.yml.
+The pages link to the README and to files of the source tree. On the site the README is the front
+page, and every file that a page links to becomes a page that shows it, so that no link leaves the
+site and none is broken. The reference is made of the public names. Used by mkdocs.yml.
 """
 
 import re
@@ -15,22 +16,56 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 HIGHLIGHT = {".py": "python", ".json": "json", ".toml": "toml", ".txt": "text", ".yml": "yaml"}
 MODULES = {
-    "Optimizers": ["normcontrol.AdamWN", "normcontrol.NormControl", "normcontrol.Reading", "normcontrol.param_groups"],
-    "Schedules": [f"normcontrol.{n}" for n in ["Schedule", "constant", "linear", "cosine", "piecewise", "trace", "lr_times", "eta_times"]],
+    "Optimizers": [
+        "normcontrol.AdamWN",
+        "normcontrol.NormControl",
+        "normcontrol.Reading",
+        "normcontrol.param_groups",
+    ],
+    "Schedules": [
+        f"normcontrol.{n}"
+        for n in [
+            "Schedule",
+            "constant",
+            "linear",
+            "cosine",
+            "piecewise",
+            "trace",
+            "lr_times",
+            "eta_times",
+        ]
+    ],
     "Record, replay, average": ["normcontrol.NormTrace", "normcontrol.reproject_"],
-    "Prediction, recipes, published methods": ["normcontrol.predict", "normcontrol.recipes", "normcontrol.methods"],
-    "Laws": [f"normcontrol.law.{n}" for n in ["proportional", "upper_bound", "lower_bound", "projection"]],
-    "JAX": [f"normcontrol.optax.{n}" for n in ["control_norm", "adamwn", "norms", "NormControlState", "Reading"]],
+    "Prediction, recipes, published methods": [
+        "normcontrol.predict",
+        "normcontrol.recipes",
+        "normcontrol.methods",
+    ],
+    "Laws": [
+        f"normcontrol.law.{n}" for n in ["proportional", "upper_bound", "lower_bound", "projection"]
+    ],
+    "JAX": [
+        f"normcontrol.optax.{n}"
+        for n in ["control_norm", "adamwn", "norms", "NormControlState", "Reading"]
+    ],
 }
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are not in docs/: the front page, the changes, the reference, and the files linked to."""
+    """Add the pages that are not in docs/: the front page, the changes, the reference, and the
+    files linked to."""
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
     files.append(File.generated(config, "changes.md", content=(ROOT / "CHANGELOG.md").read_text()))
     files.append(File.generated(config, "reference.md", content=reference()))
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
-    for name in sorted({name for page in pages for name in linked(page) if name not in ("README.md", "CHANGELOG.md")}):
+    for name in sorted(
+        {
+            name
+            for page in pages
+            for name in linked(page)
+            if name not in ("README.md", "CHANGELOG.md")
+        }
+    ):
         files.append(File.generated(config, f"source/{name}.md", content=shown(name)))
     return files
 
@@ -53,10 +88,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def place(folder: Path, target: str) -> str:
     """Where a file of the checkout is on the site."""
     path = (folder / target).resolve().relative_to(ROOT).as_posix()
-    fixed = {"README.md": "index.md", "docs/README.md": "index.md", "docs": "index.md", "CHANGELOG.md": "changes.md"}
+    fixed = {
+        "README.md": "index.md",
+        "docs/README.md": "index.md",
+        "docs": "index.md",
+        "CHANGELOG.md": "changes.md",
+    }
     if path in fixed:
         return fixed[path]
-    return path.removeprefix("docs/") if path.startswith("docs/") and not path.endswith(".py") else f"source/{path}.md"
+    return (
+        path.removeprefix("docs/")
+        if path.startswith("docs/") and not path.endswith(".py")
+        else f"source/{path}.md"
+    )
 
 
 def linked(page: Path) -> set[str]:
@@ -64,7 +108,11 @@ def linked(page: Path) -> set[str]:
     found = set()
     for link in LINK.finditer(page.read_text()):
         file = (page.parent / link[2]).resolve()
-        if not re.match(r"\w+:", link[2]) and file.is_file() and (not file.is_relative_to(ROOT / "docs") or file.suffix == ".py"):
+        if (
+            not re.match(r"\w+:", link[2])
+            and file.is_file()
+            and (not file.is_relative_to(ROOT / "docs") or file.suffix == ".py")
+        ):
             found.add(file.relative_to(ROOT).as_posix())
     return found
 
@@ -76,7 +124,10 @@ def shown(name: str) -> str:
 
 def reference() -> str:
     """The page that mkdocstrings fills from the docstrings."""
-    parts = ["# API from the source", "The docstrings, as they stand in the code. [By example](api.md) is the shorter way in."]
+    parts = [
+        "# API from the source",
+        "The docstrings, as they stand in the code. [By example](api.md) is the shorter way in.",
+    ]
     for heading, names in MODULES.items():
         parts += [f"## {heading}", *(f"::: {name}" for name in names)]
     return "\n\n".join(parts) + "\n"

@@ -1,6 +1,7 @@
 """Makes every figure of the documentation from the library itself: ``make figures``.
 
-Nothing here is drawn by hand: the schedules draw themselves, and the curves are norms that the optimizer held.
+Nothing here is drawn by hand: the schedules draw themselves, and the curves are norms that the
+optimizer held.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ def save(figure: Any, name: str) -> None:
     print(f"docs/figures/{name}")
 
 
-def label(ax: Axes, text: str, at: tuple[float, float], colour: str, offset: tuple[float, float] = (6, 0), ha: str = "left") -> None:
+def label(
+    ax: Axes,
+    text: str,
+    at: tuple[float, float],
+    colour: str,
+    offset: tuple[float, float] = (6, 0),
+    ha: str = "left",
+) -> None:
     """A label beside its line, in its colour: no legend to look up."""
     ax.annotate(text, at, offset, textcoords="offset points", color=colour, va="center", ha=ha)
 
@@ -63,10 +71,16 @@ def schedules() -> None:
         ("constant(1.5)", constant(1.5)),
         ("linear(1, 2, steps=400)", linear(1.0, 2.0, steps=400)),
         ("cosine(1, 2, steps=800)", cosine(1.0, 2.0, steps=800)),
-        ("piecewise((0, 1), (200, 2), (700, 2), (1000, 1.2))", piecewise((0, 1.0), (200, 2.0), (700, 2.0), (1000, 1.2))),
+        (
+            "piecewise((0, 1), (200, 2), (700, 2), (1000, 1.2))",
+            piecewise((0, 1.0), (200, 2.0), (700, 2.0), (1000, 1.2)),
+        ),
         (
             "trace(recorded ratios)",
-            trace([1 + 0.9 * (1 - math.exp(-i / 9)) + 0.03 * math.sin(2 * i) for i in range(51)], range(0, 1001, 20)),
+            trace(
+                [1 + 0.9 * (1 - math.exp(-i / 9)) + 0.03 * math.sin(2 * i) for i in range(51)],
+                range(0, 1001, 20),
+            ),
         ),
     ]
     figure, axes = plt.subplots(1, 5, figsize=(13, 2.4), sharey=True)
@@ -74,7 +88,15 @@ def schedules() -> None:
         schedule.plot(1000, ax=ax, color=BLUE)
         title, _, rest = name.partition("(")
         ax.set_title(title)
-        ax.text(0.52, 0.04, "(" + rest.replace("), ", "),\n "), transform=ax.transAxes, fontsize=8.5, color=GREY, ha="center")
+        ax.text(
+            0.52,
+            0.04,
+            "(" + rest.replace("), ", "),\n "),
+            transform=ax.transAxes,
+            fontsize=8.5,
+            color=GREY,
+            ha="center",
+        )
         ax.set_ylim(0.7, 2.1)
     axes[0].set_ylabel("value")
     save(figure, "schedules.png")
@@ -85,7 +107,12 @@ def idea() -> None:
     figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.8))
     cases = [
         ("weight decay", "proportional", 0.0, "towards zero, for ever"),
-        ("weight norm control", "proportional", 1.0, "towards the target norm,\nfrom inside and from outside"),
+        (
+            "weight norm control",
+            "proportional",
+            1.0,
+            "towards the target norm,\nfrom inside and from outside",
+        ),
         ("max-norm", "upper", 1.0, "only if too long"),
     ]
     for ax, (title, law, target, words) in zip(axes, cases, strict=True):
@@ -98,9 +125,23 @@ def idea() -> None:
                 colour = GREY if move.norm() < 1e-6 else RED if scale < 1 else GREEN
                 ax.plot(*theta, "o", ms=2.5, color=colour)
                 if move.norm() > 1e-6:
-                    ax.annotate("", (theta + move).tolist(), theta.tolist(), arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.2})
+                    ax.annotate(
+                        "",
+                        (theta + move).tolist(),
+                        theta.tolist(),
+                        arrowprops={"arrowstyle": "->", "color": colour, "lw": 1.2},
+                    )
         if target:
-            ax.add_patch(plt.Circle((0, 0), target, fill=False, color=BLUE, lw=2.5, ls="-" if law == "proportional" else (0, (5, 3))))
+            ax.add_patch(
+                plt.Circle(
+                    (0, 0),
+                    target,
+                    fill=False,
+                    color=BLUE,
+                    lw=2.5,
+                    ls="-" if law == "proportional" else (0, (5, 3)),
+                )
+            )
         else:
             ax.plot(0, 0, "o", color=BLUE, ms=8)
         ax.set(title=title, xlim=(-1.8, 1.8), ylim=(-1.8, 1.8), aspect="equal")
@@ -110,7 +151,8 @@ def idea() -> None:
 
 
 def laws() -> None:
-    """The norm over the steps, from three starts, with no gradient: what each setting of the four lines does."""
+    """The norm over the steps, from three starts, with no gradient: what each setting of the four
+    lines does."""
     figure, axes = plt.subplots(1, 4, figsize=(12, 2.9), sharey=True)
     cases = [
         ("weight decay", {"norm": 0.0, "rate": 0.05}),
@@ -135,8 +177,11 @@ def laws() -> None:
     save(figure, "laws.png")
 
 
-def noisy_run(shapes_rms: list[float], steps: int, lr: float = 1e-3, **settings: Any) -> tuple[list[float], list[list[float]]]:
-    """AdamWN on independent random gradients: the global norm ratio and each tensor's rms, every tenth step."""
+def noisy_run(
+    shapes_rms: list[float], steps: int, lr: float = 1e-3, **settings: Any
+) -> tuple[list[float], list[list[float]]]:
+    """AdamWN on independent random gradients: the global norm ratio and each tensor's rms, every
+    tenth step."""
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.randn(64, 64) * rms) for rms in shapes_rms]
     opt = AdamWN(weights, lr=lr, betas=(0.9, 0.95), **settings)
@@ -154,7 +199,8 @@ def noisy_run(shapes_rms: list[float], steps: int, lr: float = 1e-3, **settings:
 
 
 def rate() -> None:
-    """The paper's ramp at three rates, under Adam's noise at GPT-2's size of weights: lag, offset, time constant."""
+    """The paper's ramp at three rates, under Adam's noise at GPT-2's size of weights: lag, offset,
+    time constant."""
     figure, ax = plt.subplots(figsize=(6.6, 3.6))
     steps, target, rms, lr = 6000, linear(1.0, 2.415, steps=2500), 0.01706, 1e-3
     target.plot(steps, ax=ax, color=RED, lw=1.4, ls=(0, (5, 4)), zorder=5)
@@ -163,24 +209,48 @@ def rate() -> None:
         ax.plot(range(0, steps, 10), ratios, color=colour)
         predicted = 100 * lr**2 / (2 * k * (2.415 * rms) ** 2)
         measured = 100 * (sum(ratios[-100:]) / 100 / 2.415 - 1)
-        print(f"  k={k:g}: {measured:+.2f} % above its target, C lr^2/(2 k tau^2) says {predicted:+.2f} %")
-        label(ax, f"rate {k:g}: {measured:+.1f} %", (steps, ratios[-1]), colour, (6, -6 if k > 0.05 else 4))
+        print(
+            f"  k={k:g}: {measured:+.2f} % above its target, C lr^2/(2 k tau^2) says "
+            f"{predicted:+.2f} %"
+        )
+        label(
+            ax,
+            f"rate {k:g}: {measured:+.1f} %",
+            (steps, ratios[-1]),
+            colour,
+            (6, -6 if k > 0.05 else 4),
+        )
     label(ax, "target", (2300, 2.3), RED, (4, -12))
     ax.set(xlabel="step", ylabel="norm / initial norm", xlim=(0, steps), ylim=(0.9, 3.2))
     save(figure, "rate.png")
 
 
 def scopes() -> None:
-    """A small and a large tensor under one ratio: a joint norm lets them share it out, a norm each pins them."""
+    """A small and a large tensor under one ratio: a joint norm lets them share it out, a norm each
+    pins them."""
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.3), sharey=True)
     init = [0.02, 0.02 / math.sqrt(24)]
-    for ax, scope, title in zip(axes, ("global", "tensor"), ("scope='global': the paper", "scope='tensor': another method"), strict=True):
+    for ax, scope, title in zip(
+        axes,
+        ("global", "tensor"),
+        ("scope='global': the paper", "scope='tensor': another method"),
+        strict=True,
+    ):
         _, rms = noisy_run(init, 8000, ratio=linear(1.0, 2.415, steps=2500), scope=scope)
-        for i, (name, colour) in enumerate((("other matrices", "#08306b"), ("residual projections", ORANGE))):
+        for i, (name, colour) in enumerate(
+            (("other matrices", "#08306b"), ("residual projections", ORANGE))
+        ):
             values = [r[i] for r in rms]
             ax.plot(range(0, 8000, 10), values, color=colour)
             above = i == 0 or scope == "tensor"
-            label(ax, f"{name}: {values[-1]:.3f}", (8000, values[-1]), colour, (-4, 9 if above else -12), "right")
+            label(
+                ax,
+                f"{name}: {values[-1]:.3f}",
+                (8000, values[-1]),
+                colour,
+                (-4, 9 if above else -12),
+                "right",
+            )
             if scope == "tensor":
                 ax.axhline(2.415 * init[i], color=colour, lw=1, ls=(0, (5, 4)))
                 label(ax, "target", (0, 2.415 * init[i]), colour, (4, 8 if i == 0 else -9))
@@ -190,7 +260,8 @@ def scopes() -> None:
 
 
 def bf16() -> None:
-    """Control from 20 % away in bf16: rounded to nearest (what plain multiplication does) and at random."""
+    """Control from 20 % away in bf16: rounded to nearest (what plain multiplication does) and at
+    random."""
     figure, ax = plt.subplots(figsize=(6.4, 3.2))
     torch.manual_seed(0)
     start = torch.randn(256, 256) * 0.02
@@ -208,39 +279,82 @@ def bf16() -> None:
     ax.plot(ours, color=BLUE)
     ax.plot(theirs, color=ORANGE)
     label(ax, f"normcontrol: {ours[-1]:.4f}", (600, ours[-1]), BLUE, (-4, -11), "right")
-    label(ax, f"bf16 multiplication: {theirs[-1]:.4f}, for ever", (600, theirs[-1]), ORANGE, (-4, 10), "right")
+    label(
+        ax,
+        f"bf16 multiplication: {theirs[-1]:.4f}, for ever",
+        (600, theirs[-1]),
+        ORANGE,
+        (-4, 10),
+        "right",
+    )
     label(ax, "target 1.2", (4, 1.2), RED, (0, 9))
     ax.set(xlabel="step", ylabel="norm / initial norm", xlim=(0, 600), ylim=(0.99, 1.225))
     save(figure, "bf16.png")
 
 
 def methods() -> None:
-    """Every published method on the same small training: the norm of the hidden matrix, and AdamW's behind it."""
+    """Every published method on the same small training: the norm of the hidden matrix, and AdamW's
+    behind it."""
     from normcontrol.methods import METHODS, hidden
 
     steps, lr = 400, 1e-2
-    own = {"Hanson-Pratt": {"lr": 0.2, "weight_decay": 2e-3}, "max-norm": {"lr": 0.2, "norm": 0.5}, "MinMaxNorm": {"low": 0.4, "high": 0.6}}
-    own |= {"AdamW-13b": {"weight_decay": 1e-3}, "Adam-L2": {"weight_decay": 1e-3}, "CPR-uniform": {"mean_square": 6e-3}, "NaP": {"n": 50}}
-    own |= {"CPR-kI0": {"kappa": 1.2**2}, "AdamWN": {"ratio": linear(1.0, 1.5, steps=100), "rate": 0.1}, "AdamH": {"lr": 0.03}}
-    own |= {"MuonH": {"lr": 0.03, "adam_lr": lr}, "nGPT": {"scope": "row"}, "QK-Clip": {"threshold": 4.0}}
+    own = {
+        "Hanson-Pratt": {"lr": 0.2, "weight_decay": 2e-3},
+        "max-norm": {"lr": 0.2, "norm": 0.5},
+        "MinMaxNorm": {"low": 0.4, "high": 0.6},
+    }
+    own |= {
+        "AdamW-13b": {"weight_decay": 1e-3},
+        "Adam-L2": {"weight_decay": 1e-3},
+        "CPR-uniform": {"mean_square": 6e-3},
+        "NaP": {"n": 50},
+    }
+    own |= {
+        "CPR-kI0": {"kappa": 1.2**2},
+        "AdamWN": {"ratio": linear(1.0, 1.5, steps=100), "rate": 0.1},
+        "AdamH": {"lr": 0.03},
+    }
+    own |= {
+        "MuonH": {"lr": 0.03, "adam_lr": lr},
+        "nGPT": {"scope": "row"},
+        "QK-Clip": {"threshold": 4.0},
+    }
 
     def norms(name: str) -> list[float]:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.Tanh())
+        model = torch.nn.Sequential(
+            torch.nn.Linear(16, 64),
+            torch.nn.LayerNorm(64),
+            torch.nn.Linear(64, 64),
+            torch.nn.Tanh(),
+        )
         model.append(torch.nn.Linear(64, 4))
-        teacher = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4)).requires_grad_(False)
+        teacher = torch.nn.Sequential(
+            torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 4)
+        ).requires_grad_(False)
         matrix = model[2]
 
-        def logits(p: torch.Tensor) -> torch.Tensor:  # a stand-in: four heads, each with the square of its weights' norm
+        def logits(
+            p: torch.Tensor,
+        ) -> torch.Tensor:  # a stand-in: four heads, each with the square of its weights' norm
             return p.detach().reshape(4, -1).square().sum(1)
 
         given = model if name == "weight-norm" else hidden(model, lambda n, p: n == "2.weight")
-        settings = {"lr": lr, "weight_decay": 0.3, "start": 100, "switch": 100, "largest_logits": logits, **own.get(name, {})}
+        settings = {
+            "lr": lr,
+            "weight_decay": 0.3,
+            "start": 100,
+            "switch": 100,
+            "largest_logits": logits,
+            **own.get(name, {}),
+        }
         optimizers = METHODS[name](given, **settings)
         peak = {id(g): g["lr"] for opt in optimizers for g in opt.param_groups}
         found = []
         for step in range(steps):
-            now = matrix.parametrizations.weight.original1 if name == "weight-norm" else matrix.weight
+            now = (
+                matrix.parametrizations.weight.original1 if name == "weight-norm" else matrix.weight
+            )
             found.append(now.detach().norm().item())
             x = torch.randn(64, 16)
             loss = (model(x) - 3 * teacher(x)).square().mean()
@@ -263,7 +377,14 @@ def methods() -> None:
         ax.margins(y=0.15)
     for ax in axes.flat[len(METHODS) :]:
         ax.axis("off")
-        ax.text(0, 0.5, "norm / initial norm\nover 400 steps\ngrey: AdamW", fontsize=9.5, color="#444444", va="center")
+        ax.text(
+            0,
+            0.5,
+            "norm / initial norm\nover 400 steps\ngrey: AdamW",
+            fontsize=9.5,
+            color="#444444",
+            va="center",
+        )
     save(figure, "methods.png")
 
 
@@ -280,14 +401,32 @@ def flow() -> None:
     ]
     for i, (what, where, colour, formula) in enumerate(boxes):
         middle = i * 1.75 + 0.72
-        ax.add_patch(plt.Rectangle((i * 1.75, 0), 1.44, 1.1, facecolor="white", edgecolor=colour, lw=2))
+        ax.add_patch(
+            plt.Rectangle((i * 1.75, 0), 1.44, 1.1, facecolor="white", edgecolor=colour, lw=2)
+        )
         ax.text(middle, 0.7, what, ha="center", va="center", weight="bold", size=10)
         ax.text(middle, 0.22, where, ha="center", va="center", color="#555555", size=9)
         ax.text(middle, -0.3, formula, ha="center", color=colour, size=9.5)
         if i:
-            ax.annotate("", (i * 1.75, 0.55), (i * 1.75 - 0.31, 0.55), arrowprops={"arrowstyle": "->", "lw": 1.5})
-    ax.annotate("", (8.55, 1.35), (1.65, 1.35), arrowprops={"arrowstyle": "|-|", "color": BLUE, "mutation_scale": 3})
-    ax.text(5.1, 1.5, "control_ in control.py: the one place that scales weights", ha="center", color=BLUE)
+            ax.annotate(
+                "",
+                (i * 1.75, 0.55),
+                (i * 1.75 - 0.31, 0.55),
+                arrowprops={"arrowstyle": "->", "lw": 1.5},
+            )
+    ax.annotate(
+        "",
+        (8.55, 1.35),
+        (1.65, 1.35),
+        arrowprops={"arrowstyle": "|-|", "color": BLUE, "mutation_scale": 3},
+    )
+    ax.text(
+        5.1,
+        1.5,
+        "control_ in control.py: the one place that scales weights",
+        ha="center",
+        color=BLUE,
+    )
     ax.set(xlim=(-0.1, 10.3), ylim=(-0.5, 1.75))
     ax.axis("off")
     save(figure, "flow.png")

@@ -6,7 +6,16 @@ from normcontrol.control import NormControl
 from normcontrol.groups.members import param_groups
 from normcontrol.groups.sets import Reading
 from normcontrol.predict import recipes
-from normcontrol.schedule import Schedule, constant, cosine, eta_times, linear, lr_times, piecewise, trace
+from normcontrol.schedule import (
+    Schedule,
+    constant,
+    cosine,
+    eta_times,
+    linear,
+    lr_times,
+    piecewise,
+    trace,
+)
 from normcontrol.watch.average import reproject_
 from normcontrol.watch.trace import NormTrace
 

@@ -1,4 +1,5 @@
-"""AdamWN: a drop-in for ``torch.optim.AdamW`` whose regulariser is weight norm control (Algorithm 1, line 13.c)."""
+"""AdamWN: a drop-in for ``torch.optim.AdamW`` whose regulariser is weight norm control (Algorithm
+1, line 13.c)."""
 
 from __future__ import annotations
 
@@ -22,15 +23,17 @@ from normcontrol.steppers.fused import Plan, Unfit, unfuse, why_not
 class AdamWN(NormControl):
     """AdamW with weight norm control in place of weight decay.
 
-    Takes every argument of :class:`torch.optim.AdamW` and every setting of :class:`NormControl`. It never decays:
-    ``weight_decay`` only marks who is regularised. Groups that set their own keep their meaning (non-zero: controlled,
-    zero: left alone); otherwise tensors with two or more dimensions are controlled.
+    Takes every argument of :class:`torch.optim.AdamW` and every setting of :class:`NormControl`. It
+    never decays: ``weight_decay`` only marks who is regularised. Groups that set their own keep
+    their meaning (non-zero: controlled, zero: left alone); otherwise tensors with two or more
+    dimensions are controlled.
 
-    On CUDA the whole step runs in Triton kernels, unless ``fused=False``, ``foreach=True`` or ``differentiable=True`` ask
-    for torch's own implementations, or the tensors do not allow it: ``report()`` says which one ran and why.
+    On CUDA the whole step runs in Triton kernels, unless ``fused=False``, ``foreach=True`` or
+    ``differentiable=True`` ask for torch's own implementations, or the tensors do not allow it:
+    ``report()`` says which one ran and why.
 
-    Args:
-        max_grad_norm: clip the gradients to this joint norm, as ``clip_grad_norm_`` does, within the step. The norm
+    Args: max_grad_norm: clip the gradients to this joint norm, as ``clip_grad_norm_`` does, within
+        the step. The norm
             before clipping is then in ``opt.grad_norm``, a tensor.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
@@ -70,7 +73,10 @@ class AdamWN(NormControl):
         norm_group: Any = None,
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm={max_grad_norm}: gradients cannot be clipped to that norm. Give a positive one, or None.")
+            raise ValueError(
+                f"max_grad_norm={max_grad_norm}: gradients cannot be clipped to that norm. Give a "
+                "positive one, or None."
+            )
         params, reason = _look_at(params, fused, foreach, differentiable)
         adam = torch.optim.AdamW(
             params,
@@ -91,14 +97,18 @@ class AdamWN(NormControl):
             if decay:
                 say_once(
                     "decay",
-                    f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are controlled, and its value is not used. "
+                    f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are "
+                    "controlled, and its value is not used. "
                     "The norm is set by ratio= and rate=.",
                 )
         for group, mark in zip(adam.param_groups, marks, strict=True):
             group.setdefault("controlled", mark)
             group["weight_decay"] = 0.0
             if group["foreach"] is None and group["fused"] is None and is_mixed(group["params"]):
-                group["foreach"] = False  # torch's default on CUDA is one call for all tensors, which refuses such lists
+                group["foreach"] = (
+                    # torch's default on CUDA is one call for all tensors, which refuses such lists
+                    False
+                )
         adam.defaults["weight_decay"] = 0.0
         self._reason, self._kernels = reason, reason is None
         self._plan: Plan | None = None
@@ -129,7 +139,8 @@ class AdamWN(NormControl):
         super()._build()
         if not all(s.is_plain for s in self._sets):
             raise ValueError(
-                "AdamWN makes its own step, so size=, relative_step= and cautious= are not among its settings. Use them with "
+                "AdamWN makes its own step, so size=, relative_step= and cautious= are not among "
+                "its settings. Use them with "
                 "NormControl(torch.optim.Adam(...))."
             )
         self._gradients = Gradients(self._spread)
@@ -140,7 +151,9 @@ class AdamWN(NormControl):
         if self.__dict__.get("_plan") is not None:
             self._plan.hand_over()  # type: ignore[union-attr]
         for s in self._sets:
-            if isinstance(s.weights, FoldedWeights) and (s.weights.owes() or "pending" in s.settings):
+            if isinstance(s.weights, FoldedWeights) and (
+                s.weights.owes() or "pending" in s.settings
+            ):
                 s.settings["pending"] = s.weights.pending()
 
     @torch.compiler.disable
@@ -161,7 +174,9 @@ class AdamWN(NormControl):
         if not self._kernels and self.defaults["fused"] and not torch.compiler.is_compiling():
             for s in self._sets:
                 fold(s)
-        if not self._kernels or (self._plan is not None and not torch.compiler.is_compiling() and self._plan.fits()):
+        if not self._kernels or (
+            self._plan is not None and not torch.compiler.is_compiling() and self._plan.fits()
+        ):
             return
         try:
             if torch.compiler.is_compiling():
@@ -170,7 +185,10 @@ class AdamWN(NormControl):
             self._plan, self._reason = Plan(self.optimizer, self._sets), None
         except Unfit as unfit:
             if self._reason is None and not torch.compiler.is_compiling():
-                warnings.warn(f"AdamWN goes on with torch's fused implementation, since {unfit}.", stacklevel=4)
+                warnings.warn(
+                    f"AdamWN goes on with torch's fused implementation, since {unfit}.",
+                    stacklevel=4,
+                )
             self._plan, self._reason = None, str(unfit)
             for s in self._sets:
                 unfuse(s)
@@ -180,7 +198,12 @@ class AdamWN(NormControl):
         factor = None if self.max_grad_norm is None else self._clip(self.max_grad_norm, grad_scale)
         if self._plan is None:
             if factor is not None:
-                grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+                grads = [
+                    p.grad
+                    for group in self.param_groups
+                    for p in group["params"]
+                    if p.grad is not None
+                ]
                 torch._foreach_mul_([local(g) for g in grads], factor.float())
             with folding(self.optimizer, self._sets, getattr(self, "found_inf", None)):
                 return super()._inner_step(closure)
@@ -191,27 +214,40 @@ class AdamWN(NormControl):
 
     @torch.no_grad()
     def _clip(self, to: float, grad_scale: Tensor | None) -> Tensor:
-        """The factor that clips the gradients, as ``clip_grad_norm_`` computes it; GradScaler's scale is not theirs."""
+        """The factor that clips the gradients, as ``clip_grad_norm_`` computes it; GradScaler's
+        scale is not theirs."""
         if self._plan is not None and not self._spread.is_shared:
             norm = self._plan.grad_norm()
         else:
-            norm = self._gradients.norm([p for group in self.param_groups for p in group["params"] if p.grad is not None])
+            norm = self._gradients.norm(
+                [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+            )
         self.grad_norm = norm if grad_scale is None else norm / grad_scale
         return (to / (self.grad_norm + 1e-6)).clamp(max=1.0)
 
 
-def _look_at(params: ParamsT, fused: bool | None, foreach: bool | None, differentiable: bool) -> tuple[Any, str | None]:
-    """The parameters, which may be given as generators, and why they do not go through the Triton kernels, if so."""
+def _look_at(
+    params: ParamsT, fused: bool | None, foreach: bool | None, differentiable: bool
+) -> tuple[Any, str | None]:
+    """The parameters, which may be given as generators, and why they do not go through the Triton
+    kernels, if so."""
     if isinstance(params, dict):
         _refuse_jax(params.values())
     if isinstance(params, (Tensor, dict)):
         return params, "this is not a list of parameters"  # which torch refuses better
-    groups: Any = [dict(g, params=_listed(g["params"])) if isinstance(g, dict) and "params" in g else g for g in _listed(params)]
+    groups: Any = [
+        dict(g, params=_listed(g["params"])) if isinstance(g, dict) and "params" in g else g
+        for g in _listed(params)
+    ]
     if isinstance(params, UNORDERED):
         groups = params
     if fused is False or foreach or differentiable:
         return groups, "fused=False, foreach=True or differentiable=True asked for it"
-    given = [item for g in groups for item in (g["params"] if isinstance(g, dict) and "params" in g else [g])]
+    given = [
+        item
+        for g in groups
+        for item in (g["params"] if isinstance(g, dict) and "params" in g else [g])
+    ]
     tensors = [item[1] if isinstance(item, tuple) else item for item in given]
     _refuse_jax(tensors)
     return groups, why_not([t for t in tensors if isinstance(t, Tensor)])
@@ -219,7 +255,9 @@ def _look_at(params: ParamsT, fused: bool | None, foreach: bool | None, differen
 
 def _refuse_jax(params: Iterable[Any]) -> None:
     if any(is_jax(p) for p in params):
-        raise TypeError("The params hold a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn.")
+        raise TypeError(
+            "The params hold a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn."
+        )
 
 
 UNORDERED = (set, frozenset)

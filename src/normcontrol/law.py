@@ -1,8 +1,8 @@
 """The law: how far a norm moves towards its target in one step.
 
-A law turns (norm, target, rate) into the factor that the weights are multiplied by. It is element-wise and knows
-nothing of optimizers, schedules or which weights share a norm. Add a law by adding a function to :data:`LAWS`; one
-that needs memory is a class, as :class:`Integral` is.
+A law turns (norm, target, rate) into the factor that the weights are multiplied by. It is
+element-wise and knows nothing of optimizers, schedules or which weights share a norm. Add a law by
+adding a function to :data:`LAWS`; one that needs memory is a class, as :class:`Integral` is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def projection(norm: Tensor, target: Tensor, rate: Tensor | float = 1.0) -> Tens
 
 @dataclass(frozen=True)
 class Band:
-    """Leave a norm within ``[low * target, target]`` alone; pull one that is outside to the nearer end.
+    """Leave a norm within ``[low * target, target]`` alone; pull one that is outside to the nearer
+    end.
 
     >>> Band(0.5)(torch.tensor([1.0, 3.0, 8.0]), torch.tensor(4.0), 1.0)
     tensor([2.0000, 1.0000, 0.5000])
@@ -72,8 +73,8 @@ class Band:
 
 @dataclass
 class Integral:
-    """Constrained parameter regularisation (Franke et al., 2023): a multiplier that grows while the mean square of the weights is
-    above its bound, and shrinks to zero while it is below::
+    """Constrained parameter regularisation (Franke et al., 2023): a multiplier that grows while the
+    mean square of the weights is above its bound, and shrinks to zero while it is below::
 
         lambda <- max(0, lambda + rate * (norm^2 - target^2) / count)
         theta  <- theta - 2 lambda theta
@@ -101,7 +102,8 @@ NAMES = (*LAWS, "band(LOW)", "integral")
 
 
 def law_of(name: str) -> Law | None:
-    """The law by its name, "band(0.5)" included; None for "integral", which needs to be told what it works on.
+    """The law by its name, "band(0.5)" included; None for "integral", which needs to be told what
+    it works on.
 
     >>> law_of("band(0.5)")
     Band(low=0.5)
@@ -111,4 +113,7 @@ def law_of(name: str) -> Law | None:
         return Band(float(band[1]))
     if name in LAWS or name == "integral":
         return LAWS.get(name)
-    raise ValueError(f"law={name!r} is not known: give one of {', '.join(map(repr, NAMES))}, LOW being a part of the target within [0, 1].")
+    raise ValueError(
+        f"law={name!r} is not known: give one of {', '.join(map(repr, NAMES))}, LOW being a part "
+        "of the target within [0, 1]."
+    )

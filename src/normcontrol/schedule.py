@@ -1,8 +1,9 @@
 """Schedules: the ratio r_t and the rate k_t as functions of the step.
 
-A schedule is a small immutable callable. Given a number it answers with a number; given the 0-d step tensor of a
-running optimizer it answers with a tensor on the same device, computed by tensor operations alone, so that compiled
-steps and CUDA graphs see it move. Its ``repr`` is the call that made it, which is also how checkpoints store it.
+A schedule is a small immutable callable. Given a number it answers with a number; given the 0-d
+step tensor of a running optimizer it answers with a tensor on the same device, computed by tensor
+operations alone, so that compiled steps and CUDA graphs see it move. Its ``repr`` is the call that
+made it, which is also how checkpoints store it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Schedule:
         return ()
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
-        """The value at ``step`` for a parameter group, whose learning rate some schedules follow."""
+        """The value at ``step`` for a parameter group, whose learning rate some schedules
+        follow."""
         return self.value(step)
 
     def __call__(self, step: Tensor | float) -> Any:
@@ -115,7 +117,8 @@ class cosine(Schedule):
 
 @dataclass(frozen=True, init=False)
 class piecewise(Schedule):
-    """Straight lines between ``(step, value)`` points, constant before the first and after the last.
+    """Straight lines between ``(step, value)`` points, constant before the first and after the
+    last.
 
     >>> r = piecewise((0, 1.0), (100, 2.0), (200, 2.0), (300, 1.0))     # up, hold, down
     >>> r(50), r(150), r(250), r(999)
@@ -129,11 +132,13 @@ class piecewise(Schedule):
         steps = [s for s, _ in self.points]
         if not steps or any(a >= b for a, b in pairwise(steps)):
             raise ValueError(
-                f"piecewise got points at steps {steps}: they must be there and increase. Give (step, value) pairs in order of step."
+                f"piecewise got points at steps {steps}: they must be there and increase. Give "
+                "(step, value) pairs in order of step."
             )
 
     def value(self, step: Tensor) -> Tensor:
-        # A sum of ramps: no table on the device, and no branch that a compiled step would have to know.
+        # A sum of ramps: no table on the device, and no branch that a compiled step would have to
+        # know.
         value = torch.full_like(step, self.points[0][1])
         for (s0, v0), (s1, v1) in pairwise(self.points):
             value = value + (v1 - v0) / (s1 - s0) * (step - s0).clamp(0, s1 - s0)
@@ -148,7 +153,8 @@ class piecewise(Schedule):
 
 @dataclass(frozen=True, init=False)
 class trace(Schedule):
-    """Replay recorded values, linearly interpolated: ``values[i]`` belongs to ``steps[i]`` (or to step i).
+    """Replay recorded values, linearly interpolated: ``values[i]`` belongs to ``steps[i]`` (or to
+    step i).
 
     Past its end a trace holds its last value, and says so once.
 
@@ -163,10 +169,15 @@ class trace(Schedule):
 
     def __init__(self, values: Iterable[float], steps: Iterable[float] | None = None) -> None:
         kept = tuple(float(v) for v in values)
-        at = tuple(float(s) for s in steps) if steps is not None else tuple(float(i) for i in range(len(kept)))
+        at = (
+            tuple(float(s) for s in steps)
+            if steps is not None
+            else tuple(float(i) for i in range(len(kept)))
+        )
         if len(kept) != len(at) or not kept or any(a >= b for a, b in pairwise(at)):
             raise ValueError(
-                f"trace got {len(kept)} values at {len(at)} steps: it needs one increasing step for each value, and at least one."
+                f"trace got {len(kept)} values at {len(at)} steps: it needs one increasing step "
+                "for each value, and at least one."
             )
         object.__setattr__(self, "values", kept)
         object.__setattr__(self, "steps", at)
@@ -183,7 +194,10 @@ class trace(Schedule):
 
     def _table(self, step: Tensor) -> tuple[Tensor, Tensor]:
         if step.device not in self._tables:
-            self._tables[step.device] = tuple(torch.tensor(x, dtype=step.dtype, device=step.device) for x in (self.steps, self.values))
+            self._tables[step.device] = tuple(
+                torch.tensor(x, dtype=step.dtype, device=step.device)
+                for x in (self.steps, self.values)
+            )
         return self._tables[step.device]
 
     def extremes(self) -> Sequence[float]:
@@ -194,8 +208,10 @@ class trace(Schedule):
         if step > self.steps[-1] and "ended" not in self._tables:
             self._tables["ended"] = True
             warnings.warn(
-                f"The replayed trace ends at step {self.steps[-1]:g} and the run goes on: its last value, {self.values[-1]:g}, "
-                "is held from here. Record a longer trace, or use its final value with a ramp, if that is not what you want.",
+                f"The replayed trace ends at step {self.steps[-1]:g} and the run goes on: its last "
+                f"value, {self.values[-1]:g}, "
+                "is held from here. Record a longer trace, or use its final value with a ramp, if "
+                "that is not what you want.",
                 stacklevel=3,
             )
 
@@ -210,7 +226,8 @@ class trace(Schedule):
 class lr_times(Schedule):
     """A rate tied to the learning rate: ``k_t = lr_t * factor``.
 
-    With ``ratio=0`` this is decoupled weight decay as commonly implemented, line 13.a of Algorithm 1.
+    With ``ratio=0`` this is decoupled weight decay as commonly implemented, line 13.a of Algorithm
+    1.
     """
 
     factor: float
@@ -219,7 +236,10 @@ class lr_times(Schedule):
         return group["lr"] * self.factor
 
     def __call__(self, step: Tensor | float) -> Any:
-        raise TypeError(f"{self!r} follows the optimizer's learning rate, so it has no value of its own at a step.")
+        raise TypeError(
+            f"{self!r} follows the optimizer's learning rate, so it has no value of its own at a "
+            "step."
+        )
 
     def extremes(self) -> Sequence[float]:
         return (0.0,) if self.factor >= 0 else (self.factor,)
@@ -227,10 +247,12 @@ class lr_times(Schedule):
 
 @dataclass(frozen=True)
 class eta_times(lr_times):
-    """A rate tied to the learning rate *schedule*: ``k_t = eta_t * factor`` with ``eta_t = lr_t / initial lr``.
+    """A rate tied to the learning rate *schedule*: ``k_t = eta_t * factor`` with ``eta_t = lr_t /
+    initial lr``.
 
-    With ``ratio=0`` this is decoupled weight decay as in the AdamW paper, line 13.b of Algorithm 1. The initial
-    learning rate is the group's ``initial_lr``, which torch's schedulers set, or else the one the controller first saw.
+    With ``ratio=0`` this is decoupled weight decay as in the AdamW paper, line 13.b of Algorithm 1.
+    The initial learning rate is the group's ``initial_lr``, which torch's schedulers set, or else
+    the one the controller first saw.
     """
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
@@ -241,7 +263,8 @@ class eta_times(lr_times):
 class lr_squared_times(lr_times):
     """A rate tied to the learning rate's square: ``k_t = factor * lr_t^2 / lr_max``.
 
-    With ``ratio=0`` this is AdamC (Defazio, 2025), whose decay holds the norm still as the learning rate falls.
+    With ``ratio=0`` this is AdamC (Defazio, 2025), whose decay holds the norm still as the learning
+    rate falls.
     """
 
     lr_max: float
@@ -252,7 +275,8 @@ class lr_squared_times(lr_times):
 
 @dataclass(frozen=True)
 class sqrt_lr_times(lr_times):
-    """A value tied to the learning rate's root: ``sqrt(factor * lr_t)``, the angle that AdamW's steps settle at."""
+    """A value tied to the learning rate's root: ``sqrt(factor * lr_t)``, the angle that AdamW's
+    steps settle at."""
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
         return (self.factor * group["lr"]) ** 0.5
@@ -282,10 +306,12 @@ class every(Schedule):
 
 @dataclass(frozen=True)
 class custom(Schedule):
-    """Any function of the step. It gets the step as a 0-d tensor and returns a number or a 0-d tensor.
+    """Any function of the step. It gets the step as a 0-d tensor and returns a number or a 0-d
+    tensor.
 
-    Ordinary Python arithmetic and comparisons work; written with torch operations it also works in a compiled step
-    or a CUDA graph. It cannot be stored in a checkpoint: give the same function again when you resume.
+    Ordinary Python arithmetic and comparisons work; written with torch operations it also works in
+    a compiled step or a CUDA graph. It cannot be stored in a checkpoint: give the same function
+    again when you resume.
     """
 
     function: Callable[[Any], Any]
@@ -298,11 +324,23 @@ class custom(Schedule):
 
 
 Value = float | Schedule | Callable[[Any], Any]
-"""What a ratio, a rate or a target may be given as: a number, a schedule, or a function of the step."""
+"""What a ratio, a rate or a target may be given as: a number, a schedule, or a function of the
+step."""
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     kind.__name__: kind
-    for kind in (constant, linear, cosine, piecewise, trace, lr_times, eta_times, lr_squared_times, sqrt_lr_times, every)
+    for kind in (
+        constant,
+        linear,
+        cosine,
+        piecewise,
+        trace,
+        lr_times,
+        eta_times,
+        lr_squared_times,
+        sqrt_lr_times,
+        every,
+    )
 }
 
 
@@ -319,7 +357,8 @@ def as_schedule(given: Value) -> float | Schedule:
     if is_jax(given):
         what = "an optax schedule" if callable(given) else "a JAX array"
         raise TypeError(
-            f"{given!r} is {what}, and this is torch: give a number or a schedule of normcontrol, such as linear(1.0, 2.0, steps=2500). "
+            f"{given!r} is {what}, and this is torch: give a number or a schedule of normcontrol, "
+            "such as linear(1.0, 2.0, steps=2500). "
             "For JAX there is normcontrol.optax."
         )
     if callable(given) and not isinstance(given, Tensor):
@@ -328,7 +367,8 @@ def as_schedule(given: Value) -> float | Schedule:
 
 
 def check(name: str, schedule: float | Schedule, low: float, high: float, why: str) -> None:
-    """Refuse a schedule that is not a number, or leaves [low, high], anywhere it can be seen without training."""
+    """Refuse a schedule that is not a number, or leaves [low, high], anywhere it can be seen
+    without training."""
     if isinstance(schedule, custom):
         values: Sequence[float] = [schedule(1)]
     elif isinstance(schedule, Schedule):
@@ -341,12 +381,14 @@ def check(name: str, schedule: float | Schedule, low: float, high: float, why: s
 
 
 def to_plain(schedule: Any) -> Any:
-    """What a checkpoint holds: the text of the call that made a schedule, or another callable; anything else as it is."""
+    """What a checkpoint holds: the text of the call that made a schedule, or another callable;
+    anything else as it is."""
     return repr(schedule) if callable(schedule) else schedule
 
 
 def from_plain(plain: Any, current: Any = None) -> Any:
-    """The reverse of :func:`to_plain`; a custom function cannot be stored, so ``current`` stands in for it.
+    """The reverse of :func:`to_plain`; a custom function cannot be stored, so ``current`` stands in
+    for it.
 
     >>> from_plain("linear(start=1.0, end=2.0, steps=2500)")
     linear(start=1.0, end=2.0, steps=2500)
@@ -355,23 +397,36 @@ def from_plain(plain: Any, current: Any = None) -> Any:
         return plain
     call = ast.parse(plain, mode="eval").body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError(f"The checkpoint holds the schedule {plain!r}, which is not a call this version can read.")
+        raise ValueError(
+            f"The checkpoint holds the schedule {plain!r}, which is not a call this version can "
+            "read."
+        )
     if call.func.id == "custom":
         if isinstance(current, custom):
             return current
         raise ValueError(
-            f"The checkpoint was made with the function {plain[7:-1]} as a schedule, and a function cannot be stored. "
+            f"The checkpoint was made with the function {plain[7:-1]} as a schedule, and a "
+            "function cannot be stored. "
             "Construct the optimizer with the same function before loading."
         )
     if call.func.id not in SCHEDULES:
-        raise ValueError(f"The checkpoint holds the schedule {plain!r}; known are {', '.join(SCHEDULES)}.")
+        raise ValueError(
+            f"The checkpoint holds the schedule {plain!r}; known are {', '.join(SCHEDULES)}."
+        )
     arguments = [ast.literal_eval(a) for a in call.args]
-    return SCHEDULES[call.func.id](*arguments, **{k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg})
+    return SCHEDULES[call.func.id](
+        *arguments, **{k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+    )
 
 
 def _check_steps(schedule: Any) -> None:
     for f in fields(schedule):
         if not math.isfinite(getattr(schedule, f.name)):
-            raise ValueError(f"{type(schedule).__name__} got {f.name}={getattr(schedule, f.name)}: give a finite number.")
+            raise ValueError(
+                f"{type(schedule).__name__} got {f.name}={getattr(schedule, f.name)}: give a "
+                "finite number."
+            )
     if schedule.steps <= 0:
-        raise ValueError(f"{type(schedule).__name__} got steps={schedule.steps}: a ramp needs at least one step.")
+        raise ValueError(
+            f"{type(schedule).__name__} got steps={schedule.steps}: a ramp needs at least one step."
+        )

@@ -1,4 +1,5 @@
-"""Training under sharding gives the weights of the single-process run: every layout, scope and order."""
+"""Training under sharding gives the weights of the single-process run: every layout, scope and
+order."""
 
 from __future__ import annotations
 
@@ -18,10 +19,14 @@ def on_one_process(scope: Any, order: str) -> tuple[list[Tensor], dict[str, Tens
     model = Model()
     opt = optimizer(model, scope, order)
     train(model, opt)
-    return [p.detach() for p in model.parameters()], {name: reading.norm for name, reading in opt.norms().items()}
+    return [p.detach() for p in model.parameters()], {
+        name: reading.norm for name, reading in opt.norms().items()
+    }
 
 
-def compare(layout: str, expected: dict[tuple[Any, str], tuple[list[Tensor], dict[str, Tensor]]]) -> None:
+def compare(
+    layout: str, expected: dict[tuple[Any, str], tuple[list[Tensor], dict[str, Tensor]]]
+) -> None:
     for (scope, order), (weights, norms) in expected.items():
         model = Model()
         part, parts = shard(layout, model)
@@ -34,7 +39,10 @@ def compare(layout: str, expected: dict[tuple[Any, str], tuple[list[Tensor], dic
 
 
 EVERY = list(itertools.product(SCOPES, ORDERS))
-ONE, OTHER = list(zip(SCOPES, ORDERS * 3, strict=True)), list(zip(SCOPES, ORDERS[::-1] * 3, strict=True))
+ONE, OTHER = (
+    list(zip(SCOPES, ORDERS * 3, strict=True)),
+    list(zip(SCOPES, ORDERS[::-1] * 3, strict=True)),
+)
 
 
 @pytest.mark.parametrize(

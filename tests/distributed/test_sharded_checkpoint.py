@@ -1,4 +1,5 @@
-"""torch.distributed.checkpoint: saved on so many ranks and resumed on others, to the same result, with exact references."""
+"""torch.distributed.checkpoint: saved on so many ranks and resumed on others, to the same result,
+with exact references."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CASES = [("global", "after", False), ("row", "before", True)]  # and flattened o
 
 
 def spread_over_all(model: nn.Module) -> tuple[int, int]:
-    """Every world size trains the same model: FSDP2 where there are ranks to share it, plainly on one."""
+    """Every world size trains the same model: FSDP2 where there are ranks to share it, plainly on
+    one."""
     return shard("fsdp", model) if dist.get_world_size() > 1 else (0, 1)
 
 
@@ -64,7 +66,9 @@ def resume(folder: str, expected: list[tuple[list[Tensor], list[Tensor]]]) -> No
         options = StateDictOptions(flatten_optimizer_state_dict=flatten)
         weights, state = get_state_dict(model, opt, options=options)
         dcp.load({"model": weights, "opt": state}, checkpoint_id=Path(folder, scope))
-        set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=state, options=options)
+        set_state_dict(
+            model, opt, model_state_dict=weights, optim_state_dict=state, options=options
+        )
         assert all(torch.equal(a, b) for a, b in zip(references(opt), norms, strict=True)), scope
         assert all(int(group["control_step"]) == HALF for group in opt.param_groups)
         train(model, opt, *part, steps=range(HALF, STEPS))
@@ -73,7 +77,9 @@ def resume(folder: str, expected: list[tuple[list[Tensor], list[Tensor]]]) -> No
 
 
 @pytest.mark.parametrize(("saved_on", "loaded_on"), [(4, [2, 1]), (2, [4]), (1, [4, 2])])
-def test_a_run_saved_on_some_ranks_resumes_on_others_to_the_same_result(tmp_path, saved_on, loaded_on):
+def test_a_run_saved_on_some_ranks_resumes_on_others_to_the_same_result(
+    tmp_path, saved_on, loaded_on
+):
     expected = run(save_half_way, saved_on, str(tmp_path))[0]
     for ranks in loaded_on:
         run(resume, ranks, str(tmp_path), expected)
@@ -82,9 +88,13 @@ def test_a_run_saved_on_some_ranks_resumes_on_others_to_the_same_result(tmp_path
 def flat(state: Any, prefix: str = "") -> dict[str, Any]:
     """A state dict as one level of names, tensors made whole."""
     if isinstance(state, dict):
-        return {k: v for key, value in state.items() for k, v in flat(value, f"{prefix}.{key}").items()}
+        return {
+            k: v for key, value in state.items() for k, v in flat(value, f"{prefix}.{key}").items()
+        }
     if isinstance(state, list) and prefix.endswith("param_groups"):
-        return {k: v for i, value in enumerate(state) for k, v in flat(value, f"{prefix}.{i}").items()}
+        return {
+            k: v for i, value in enumerate(state) for k, v in flat(value, f"{prefix}.{i}").items()
+        }
     if isinstance(state, tuple):
         state = list(state)  # torch makes lists of tuples on the way, betas among them
     return {prefix: whole(state).cpu().clone() if isinstance(state, Tensor) else state}
@@ -94,12 +104,15 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     """The names under which two states differ."""
     both = [k for k in a if k in b]
     return [k for k in {**a, **b} if k not in both] + [
-        k for k in both if not (torch.equal(a[k], b[k]) if isinstance(a[k], Tensor) else a[k] == b[k])
+        k
+        for k in both
+        if not (torch.equal(a[k], b[k]) if isinstance(a[k], Tensor) else a[k] == b[k])
     ]
 
 
 def every_option() -> dict[Any, Any]:
-    """Get in every combination, and set back in all that torch can set back for its own AdamW; full states of rank 0."""
+    """Get in every combination, and set back in all that torch can set back for its own AdamW; full
+    states of rank 0."""
     rank = dist.get_rank()
     whole_states = {}
     for scope, layout in ((0, 1), "fsdp"), ("global", "tensor parallel"):
@@ -113,12 +126,17 @@ def every_option() -> dict[Any, Any]:
             if broadcast and not full:
                 continue  # torch: only a full state can be broadcast
             options = StateDictOptions(
-                full_state_dict=full, cpu_offload=offload, flatten_optimizer_state_dict=flatten, broadcast_from_rank0=broadcast
+                full_state_dict=full,
+                cpu_offload=offload,
+                flatten_optimizer_state_dict=flatten,
+                broadcast_from_rank0=broadcast,
             )
             state = get_optimizer_state_dict(model, opt, options=options)
             if full and offload:
                 assert bool(state) == (rank == 0)
-            if full and flatten:  # torch cannot set these back onto shards, for any optimizer; one process can
+            if (
+                full and flatten
+            ):  # torch cannot set these back onto shards, for any optimizer; one process can
                 whole_states[scope, layout, offload, broadcast] = flat(state)
                 continue
             if full and offload and not broadcast:
@@ -130,12 +148,18 @@ def every_option() -> dict[Any, Any]:
             shard(layout, other)
             fresh = optimizer(other, scope, "after", rate=0.9)
             was = [whole(p).clone() for p in other.parameters()]
-            set_optimizer_state_dict(other, fresh, {} if broadcast and rank > 0 else state, options=options)
+            set_optimizer_state_dict(
+                other, fresh, {} if broadcast and rank > 0 else state, options=options
+            )
             case = (scope, layout, full, offload, flatten, broadcast)
             assert not differences(flat(get_optimizer_state_dict(other, fresh)), before), case
-            assert all(torch.equal(whole(p), q) for p, q in zip(other.parameters(), was, strict=True)), case  # the dummy step moved nothing
+            assert all(
+                torch.equal(whole(p), q) for p, q in zip(other.parameters(), was, strict=True)
+            ), case  # the dummy step moved nothing
         assert not differences(flat(get_optimizer_state_dict(model, opt)), before)
-        assert all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), weights, strict=True))
+        assert all(
+            torch.equal(whole(p), q) for p, q in zip(model.parameters(), weights, strict=True)
+        )
         whole_states[scope, layout] = before
     return whole_states
 
@@ -145,15 +169,24 @@ def test_every_option_of_the_state_dict_brings_back_the_same_state():
     flattened = [key for key in states if len(key) == 4]
     assert len(flattened) == 2 * 4
     for scope, layout, offload, broadcast in flattened:
-        state = {name.removeprefix("."): value for name, value in states[scope, layout, offload, broadcast].items()}
+        state = {
+            name.removeprefix("."): value
+            for name, value in states[scope, layout, offload, broadcast].items()
+        }
         model = Model()
         opt = optimizer(model, scope, "after", rate=0.9)
-        set_optimizer_state_dict(model, opt, state, options=StateDictOptions(flatten_optimizer_state_dict=True))
-        assert not differences(flat(get_optimizer_state_dict(model, opt)), states[scope, layout]), (scope, layout)
+        set_optimizer_state_dict(
+            model, opt, state, options=StateDictOptions(flatten_optimizer_state_dict=True)
+        )
+        assert not differences(flat(get_optimizer_state_dict(model, opt)), states[scope, layout]), (
+            scope,
+            layout,
+        )
 
 
 def dummy_step() -> None:
-    """A save or load before the first step, or at any time for an optimizer without state, runs a step that must do nothing."""
+    """A save or load before the first step, or at any time for an optimizer without state, runs a
+    step that must do nothing."""
     kinds: list[Any] = [
         lambda m: AdamWN(m.parameters(), ratio=2.0, rate=1.0),
         lambda m: AdamWN(m.parameters(), lr=torch.tensor(1e-3), ratio=2.0, rate=1.0),
@@ -169,11 +202,14 @@ def dummy_step() -> None:
             calls = int(opt.param_groups[0]["control_step"])
             opt.zero_grad()
             get_optimizer_state_dict(model, opt)
-            assert all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), before, strict=True))
+            assert all(
+                torch.equal(whole(p), q) for p, q in zip(model.parameters(), before, strict=True)
+            )
             assert int(opt.param_groups[0]["control_step"]) == calls == step
             train(model, opt, *part, steps=range(step, step + 1))
         assert not torch.equal(whole(model.up.weight), before[0])
-    # A learning rate that starts at zero is no dummy step, on any rank: rank 1 holds nothing of this matrix and its gradient.
+    # A learning rate that starts at zero is no dummy step, on any rank: rank 1 holds nothing of
+    # this matrix and its gradient.
     for rate in (0.0, 0.1):
         model = nn.Linear(4, 1, bias=False)
         initial = model.weight.detach().clone()
@@ -195,8 +231,12 @@ def save_in_the_background(folder: str) -> None:
     train(model, opt, *part, steps=range(HALF))
     weights, state = get_state_dict(model, opt)
     expected = flat(state), flat(weights)
-    talking = dist.new_group(backend="gloo")  # of its own: the training's collectives must not meet those of the save
-    saving = dcp.async_save({"model": weights, "opt": state}, checkpoint_id=folder, process_group=talking)
+    talking = dist.new_group(
+        backend="gloo"
+    )  # of its own: the training's collectives must not meet those of the save
+    saving = dcp.async_save(
+        {"model": weights, "opt": state}, checkpoint_id=folder, process_group=talking
+    )
     train(model, opt, *part, steps=range(HALF, STEPS))  # goes on while it is being written
     saving.result()
 

@@ -1,4 +1,5 @@
-"""FSDP2 over NCCL on one CUDA device: the same weights as plain tensors, without waiting for the device."""
+"""FSDP2 over NCCL on one CUDA device: the same weights as plain tensors, without waiting for the
+device."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 from normcontrol import AdamWN, linear
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "ratio": linear(1.0, 1.5, steps=10), "rate": 0.2}
 
 
@@ -53,7 +57,10 @@ def test_fsdp2_over_nccl_matches_plain_tensors_and_never_waits_for_the_device(ho
     model = copy.deepcopy(alone)
     fully_shard(model, mesh=init_device_mesh("cuda", (1,)))
     told = {"norm_group": dist.group.WORLD} if "norm_group" in how else how
-    matrices = {"params": [p for p in alone.parameters() if p.dim() > 1]}, {"params": [p for p in model.parameters() if p.dim() > 1]}
+    matrices = (
+        {"params": [p for p in alone.parameters() if p.dim() > 1]},
+        {"params": [p for p in model.parameters() if p.dim() > 1]},
+    )
     own = {} if "norm_group" in how else how
     one = AdamWN([matrices[0]], scope=scope, order=order, **own, **SETTINGS)
     opt = AdamWN([matrices[1]], scope=scope, order=order, **told, **SETTINGS)
@@ -75,7 +82,9 @@ def test_offloaded_weights_are_measured_on_the_host_and_added_up_on_the_device()
     train(alone, one, range(5))
     train(model, opt, range(5))
     for p, q in zip(model.parameters(), alone.parameters(), strict=True):
-        assert relative(whole(p).cuda(), q.detach()) < 1e-5  # Adam itself rounds otherwise on the host
+        assert (
+            relative(whole(p).cuda(), q.detach()) < 1e-5
+        )  # Adam itself rounds otherwise on the host
 
 
 def test_a_checkpoint_from_the_device_resumes_there(tmp_path):
@@ -103,12 +112,16 @@ def test_a_checkpoint_from_the_device_resumes_there(tmp_path):
 
 
 def pieces() -> None:
-    """Several processes on one device, over gloo: matrices of which some ranks hold nothing. gloo adds up on a device, and
-    does nothing else there: the pieces are cut, and compared, without it."""
+    """Several processes on one device, over gloo: matrices of which some ranks hold nothing. gloo
+    adds up on a device, and does nothing else there: the pieces are cut, and compared, without
+    it."""
     torch.cuda.set_device(0)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(0)
-    values = [torch.randn(shape, generator=generator).cuda() for shape in ((1, 5), (7, 3), (130, 1100), (2, 2))]
+    values = [
+        torch.randn(shape, generator=generator).cuda()
+        for shape in ((1, 5), (7, 3), (130, 1100), (2, 2))
+    ]
     mesh = init_device_mesh("cuda", (ranks,))
 
     def piece(value: torch.Tensor) -> torch.Tensor:
@@ -116,12 +129,27 @@ def pieces() -> None:
         return chunks[rank].clone() if rank < len(chunks) else value[:0].clone()
 
     def spread(value: torch.Tensor) -> DTensor:
-        return DTensor.from_local(piece(value), mesh, [Shard(0)], run_check=False, shape=value.shape, stride=value.stride())
+        return DTensor.from_local(
+            piece(value),
+            mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=value.shape,
+            stride=value.stride(),
+        )
 
-    for scope, order, own in itertools.product(("global", "tensor", "row", "col"), ("after", "before"), (True, False)):
+    for scope, order, own in itertools.product(
+        ("global", "tensor", "row", "col"), ("after", "before"), (True, False)
+    ):
         plain = [nn.Parameter(v.clone()) for v in values]
         pieces = [nn.Parameter(spread(v)) for v in values]
-        settings = {"scope": scope, "order": order, "fused": None if own else False, "max_grad_norm": 1.0, **SETTINGS}
+        settings = {
+            "scope": scope,
+            "order": order,
+            "fused": None if own else False,
+            "max_grad_norm": 1.0,
+            **SETTINGS,
+        }
         one, opt = AdamWN(plain, **settings), AdamWN(pieces, **settings)
         for step in range(10):
             generator = torch.Generator().manual_seed(step)
@@ -133,7 +161,12 @@ def pieces() -> None:
         assert (opt.implementation == "Triton kernels") == own, opt.implementation
         for p, q in zip(plain, pieces, strict=True):
             mine = piece(p.detach())
-            assert mine.numel() == 0 or relative(q.to_local().detach(), mine) < 1e-6, (rank, scope, order, own)
+            assert mine.numel() == 0 or relative(q.to_local().detach(), mine) < 1e-6, (
+                rank,
+                scope,
+                order,
+                own,
+            )
 
 
 def test_pieces_on_several_processes_match_whole_tensors():

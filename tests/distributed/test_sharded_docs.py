@@ -1,4 +1,5 @@
-"""The scripts of the page on sharded training run, and the example gives the same numbers on one process and on four."""
+"""The scripts of the page on sharded training run, and the example gives the same numbers on one
+process and on four."""
 
 from __future__ import annotations
 
@@ -19,15 +20,20 @@ from processes import run
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {
     code.split("\n")[0][2:].split(".py")[0]: code
-    for code in re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/sharded.md").read_text(), re.M | re.S)
+    for code in re.findall(
+        r"^```py\n(.*?)^```$", (ROOT / "docs/sharded.md").read_text(), re.M | re.S
+    )
 }
 
 
 def execute(path: str) -> str:
-    """A script as torchrun would start it, in a process group that is there already; what it prints."""
+    """A script as torchrun would start it, in a process group that is there already; what it
+    prints."""
     dist.init_process_group = lambda *_, **__: None
     dist.destroy_process_group = lambda *_, **__: None
-    tempfile.tempdir = None  # the process that this one was forked from may have looked where files go already
+    tempfile.tempdir = (
+        None  # the process that this one was forked from may have looked where files go already
+    )
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(path, run_name="__main__")
     return printed.getvalue()
@@ -39,7 +45,12 @@ def test_every_script_of_the_page_runs(name, tmp_path):
     path.write_text(SCRIPTS[name])
 
     def printed(ranks: int) -> set[str]:
-        return {line.split(": ")[-1] for line in run(execute, ranks, str(path), TMPDIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")}
+        return {
+            line.split(": ")[-1]
+            for line in run(
+                execute, ranks, str(path), TMPDIR=str(tmp_path), CUDA_VISIBLE_DEVICES=""
+            )
+        }
 
     (line,) = printed(4 if name == "tensor_parallel" else 2)  # every rank has the same norm
     numbers = re.findall(r"\d+\.\d{4}", line)
@@ -56,7 +67,15 @@ def test_every_script_of_the_page_runs(name, tmp_path):
 def test_the_example_gives_the_same_numbers_on_one_process_and_on_four_and_resumes(tmp_path):
     example = str(ROOT / "examples/sharded_gpt.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    four = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", example]
+    four = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "4",
+        example,
+    ]
 
     def printed(command: list[str], *more: str) -> list[str]:
         done = subprocess.run([*command, *more], env=environment, capture_output=True, text=True)
@@ -66,4 +85,7 @@ def test_the_example_gives_the_same_numbers_on_one_process_and_on_four_and_resum
     alone = printed([sys.executable, example], "--steps", "20")
     assert len(alone) == 2
     assert printed(four, "--steps", "10", "--checkpoint", str(tmp_path)) == alone[:1]
-    assert printed([sys.executable, example], "--steps", "20", "--checkpoint", str(tmp_path)) == alone[1:]
+    assert (
+        printed([sys.executable, example], "--steps", "20", "--checkpoint", str(tmp_path))
+        == alone[1:]
+    )

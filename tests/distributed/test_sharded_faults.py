@@ -1,4 +1,5 @@
-"""When a rank dies or hangs: a clear error within the process group's timeout, and a resume on fewer ranks to the same result."""
+"""When a rank dies or hangs: a clear error within the process group's timeout, and a resume on
+fewer ranks to the same result."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ STEPS, TIMEOUT = 8, 6
 
 
 def train_with_checkpoints(folder: str, fault: str | None) -> tuple[str, float] | list[Tensor]:
-    """Train, saving every other step and resuming from the last save; the last rank may fail just before its sixth step."""
+    """Train, saving every other step and resuming from the last save; the last rank may fail just
+    before its sixth step."""
     model = Model()
     part = shard("fsdp", model)
     opt = optimizer(model, "global", "after")
-    saved = sorted(int(path.name) for path in Path(folder).iterdir() if (path / ".metadata").exists())
+    saved = sorted(
+        int(path.name) for path in Path(folder).iterdir() if (path / ".metadata").exists()
+    )
     if saved:
         weights, state = get_state_dict(model, opt)
         dcp.load({"model": weights, "opt": state}, checkpoint_id=Path(folder, str(saved[-1])))
@@ -43,7 +47,8 @@ def train_with_checkpoints(folder: str, fault: str | None) -> tuple[str, float] 
 
 
 def fail(fault: str | None) -> None:
-    """Between the gradients and the norms, where nothing but the control's own collective can notice."""
+    """Between the gradients and the norms, where nothing but the control's own collective can
+    notice."""
     if dist.get_rank() == dist.get_world_size() - 1:
         if fault == "hangs":
             time.sleep(2 * TIMEOUT)

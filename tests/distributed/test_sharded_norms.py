@@ -1,4 +1,5 @@
-"""Norms under sharding: exact by hand, the same on all ranks, at the price of one collective a step or none."""
+"""Norms under sharding: exact by hand, the same on all ranks, at the price of one collective a step
+or none."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ W = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 12.0]])  # rows of norms 5, 0 an
 
 
 def controlled(*weights: torch.Tensor, **settings: Any) -> tuple[list[nn.Parameter], NormControl]:
-    params = [nn.Parameter(w.clone()) for w in weights]  # a replica is no copy: without it W itself would be scaled
+    params = [
+        nn.Parameter(w.clone()) for w in weights
+    ]  # a replica is no copy: without it W itself would be scaled
     for p in params:
         p.grad = torch.zeros_like(p)
     return params, NormControl(torch.optim.SGD(params, lr=1.0), law="projection", **settings)
@@ -33,13 +36,16 @@ def unequal_shards() -> None:
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2,))
     (p,), opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), norm=26.0)
-    assert p.to_local().tolist() == W.tolist()[2 * rank : 2 * rank + 2]  # two rows here, one there: local norms of 5 and of 12
+    assert (
+        p.to_local().tolist() == W.tolist()[2 * rank : 2 * rank + 2]
+    )  # two rows here, one there: local norms of 5 and of 12
     opt.step()
     assert opt.norms()["global"].norm.item() == 26
     assert opt.norms()["global"].scale.item() == 2  # not 26/5 on one rank and 26/12 on the other
     assert p.to_local().tolist() == (2 * W).tolist()[2 * rank : 2 * rank + 2]
 
-    # The columns' norms need both ranks, the rows' do not; the row of zeros has no direction, and stays.
+    # The columns' norms need both ranks, the rows' do not; the row of zeros has no direction, and
+    # stays.
     (p,), opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), norm=1.0, scope="col")
     opt.step()
     assert torch.equal(whole(p), W / torch.tensor([3.0, 160.0**0.5]))
@@ -50,8 +56,12 @@ def unequal_shards() -> None:
     assert opt.norms()["group0.tensor0"].target.tolist() == [10.0, 10.0, 10.0]
 
     # A rank that holds nothing, a replica, and a plain tensor: 13, 13 and 13, each counted once.
-    one_row = distribute_tensor(torch.full((1, 2), 13 / 2**0.5, dtype=torch.float64), mesh, [Shard(0)])
-    params, opt = controlled(one_row, distribute_tensor(W, mesh, [Replicate()]), W, norm=13.0 * 3**0.5 * 4)
+    one_row = distribute_tensor(
+        torch.full((1, 2), 13 / 2**0.5, dtype=torch.float64), mesh, [Shard(0)]
+    )
+    params, opt = controlled(
+        one_row, distribute_tensor(W, mesh, [Replicate()]), W, norm=13.0 * 3**0.5 * 4
+    )
     assert abs(opt.norms()["global"].norm.item() - 13 * 3**0.5) < 1e-12
     opt.step()
     assert torch.allclose(whole(params[1]), 4 * W)
@@ -59,7 +69,12 @@ def unequal_shards() -> None:
     assert params[0].to_local().shape == ((1, 2) if rank == 0 else (0, 2))
 
     # Tensor by tensor, DTensors of the same shape are not taken for one another.
-    params, opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), distribute_tensor(3 * W, mesh, [Shard(0)]), norm=13.0, scope="tensor")
+    params, opt = controlled(
+        distribute_tensor(W, mesh, [Shard(0)]),
+        distribute_tensor(3 * W, mesh, [Shard(0)]),
+        norm=13.0,
+        scope="tensor",
+    )
     opt.step()
     assert all(relative(whole(p), W) < 1e-7 for p in params)
 
@@ -71,25 +86,43 @@ def test_unequal_shards_by_hand():
 def replicas() -> None:
     """On a 2-D mesh every way to lie counts once: seven tensors of norm 13, and a plain one."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    ways = [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Replicate(), Shard(0)), (Replicate(), Replicate()), (Shard(0), Shard(0))]
+    ways = [
+        (Shard(0), Shard(1)),
+        (Shard(1), Replicate()),
+        (Replicate(), Shard(0)),
+        (Replicate(), Replicate()),
+        (Shard(0), Shard(0)),
+    ]
     spread = [distribute_tensor(W, mesh, way) for way in ways]
-    spread += [distribute_tensor(W, mesh["dp"], [Shard(0)]), distribute_tensor(W, mesh["tp"], [Shard(0)]), W]
+    spread += [
+        distribute_tensor(W, mesh["dp"], [Shard(0)]),
+        distribute_tensor(W, mesh["tp"], [Shard(0)]),
+        W,
+    ]
     params, opt = controlled(*spread, ratio=2.0)
     opt.step()
     with CommDebugMode() as comm:
         opt.step()
     assert comm.get_total_counts() == 1
-    assert abs(opt.norms()["global"].norm.item() - 2 * 13 * 8**0.5) < 1e-5  # norms of single tensors are float32 sums
+    assert (
+        abs(opt.norms()["global"].norm.item() - 2 * 13 * 8**0.5) < 1e-5
+    )  # norms of single tensors are float32 sums
     assert all(torch.equal(whole(p), 2 * W) for p in params)
     for scope in ("tensor", "row", "col"):
-        params, opt = controlled(*spread, ratio=2.0, scope="tensor") if scope == "tensor" else controlled(*spread, norm=2.0, scope=scope)
+        params, opt = (
+            controlled(*spread, ratio=2.0, scope="tensor")
+            if scope == "tensor"
+            else controlled(*spread, norm=2.0, scope=scope)
+        )
         opt.step()
         if scope == "tensor":
             assert all(abs(r.norm.item() - 26) < 1e-5 for r in opt.norms().values())
         dims = {"tensor": (0, 1), "row": (1,), "col": (0,)}[scope]
         for p in params:
             norms = torch.linalg.vector_norm(whole(p), dim=dims)
-            assert torch.allclose(norms[norms > 0], torch.tensor(26.0 if scope == "tensor" else 2.0))
+            assert torch.allclose(
+                norms[norms > 0], torch.tensor(26.0 if scope == "tensor" else 2.0)
+            )
         gathered(opt)  # the same bits everywhere
 
     # Replicas in other words: two meshes of half the world each, none of which knows of the other.
@@ -105,25 +138,48 @@ def test_every_placement_on_a_two_dimensional_mesh_counts_once():
 
 def collectives() -> None:
     ranks = dist.get_world_size()
-    layouts = ["fsdp", "hybrid", "tensor parallel", "fsdp and tensor parallel"] if ranks == 4 else ["fsdp with ignored parameters"]
+    layouts = (
+        ["fsdp", "hybrid", "tensor parallel", "fsdp and tensor parallel"]
+        if ranks == 4
+        else ["fsdp with ignored parameters"]
+    )
     for layout in layouts:
         model = Model()
         shard(layout, model)
         named = dict(model.named_parameters())
         for p in named.values():
             p.grad = torch.ones_like(p)
-        # Rows on row shards need no sum; nor does what tensor parallelism splits along the very axes that the scopes keep.
-        free = ("mixed",) if layout == "tensor parallel" else () if layout == "fsdp and tensor parallel" else ("row",)
+        # Rows on row shards need no sum; nor does what tensor parallelism splits along the very
+        # axes that the scopes keep.
+        free = (
+            ("mixed",)
+            if layout == "tensor parallel"
+            else ()
+            if layout == "fsdp and tensor parallel"
+            else ("row",)
+        )
         for scope in ("global", "group", "tensor", "row", "col", "mixed"):
             if scope == "mixed":  # four sets of four scopes
                 owns = [("up", "row"), ("down", "col"), ("experts", "tensor"), ("head", "group")]
-                opt = AdamWN([{"params": [p for n, p in named.items() if n.startswith(name)], "scope": own} for name, own in owns])
+                opt = AdamWN(
+                    [
+                        {
+                            "params": [p for n, p in named.items() if n.startswith(name)],
+                            "scope": own,
+                        }
+                        for name, own in owns
+                    ]
+                )
             else:
                 opt = optimizer(model, scope, "after")
             opt.step()
             with CommDebugMode() as comm:
                 opt.step()
-            assert comm.get_total_counts() == (0 if scope in free else 1), (layout, scope, comm.get_comm_counts())
+            assert comm.get_total_counts() == (0 if scope in free else 1), (
+                layout,
+                scope,
+                comm.get_comm_counts(),
+            )
             with CommDebugMode() as comm:
                 opt.norms()
             assert comm.get_total_counts() == 0 or scope in ("row", "mixed", "col"), (layout, scope)
@@ -133,7 +189,9 @@ def collectives() -> None:
         opt.step()
         elements = sum(p.numel() for p in named.values())
         assert abs(opt.grad_norm.item() - elements**0.5) < 1e-5, layout
-        assert all(torch.allclose(whole(p.grad), torch.tensor(0.5 / elements**0.5)) for p in named.values())
+        assert all(
+            torch.allclose(whole(p.grad), torch.tensor(0.5 / elements**0.5)) for p in named.values()
+        )
 
 
 def test_one_collective_serves_all_norms_of_a_step_and_rows_on_row_shards_need_none():
@@ -165,7 +223,9 @@ def accumulation() -> None:
         one = optimizer(alone, "global", "after")
         train(alone, one, steps=range(5))
         spread: Any = (
-            nn.parallel.DistributedDataParallel(model) if kind == "ddp" else fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+            nn.parallel.DistributedDataParallel(model)
+            if kind == "ddp"
+            else fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
         )
         opt = optimizer(model, "global", "after")
         for step in range(5):
@@ -215,10 +275,18 @@ def settings_and_tools() -> None:
     for settings in ({"rms": 0.7, "ratio": None}, {"norm": 4.0, "ratio": None}, {"law": "upper"}):
         for scope in ("global", "tensor", "row", "col"):
             (alone, one), (model, opt) = both(scope, **settings)
-            assert all(relative(whole(p), q.detach()) < 1e-6 for p, q in zip(model.parameters(), alone.parameters(), strict=True))
-            assert opt.report().split("\n\n")[1:] == one.report().split("\n\n")[1:]  # but for the implementation
+            assert all(
+                relative(whole(p), q.detach()) < 1e-6
+                for p, q in zip(model.parameters(), alone.parameters(), strict=True)
+            )
+            assert (
+                opt.report().split("\n\n")[1:] == one.report().split("\n\n")[1:]
+            )  # but for the implementation
     (alone, one), (model, opt) = both(freeze=True)
-    assert all(relative(whole(p), q.detach()) < 1e-6 for p, q in zip(model.parameters(), alone.parameters(), strict=True))
+    assert all(
+        relative(whole(p), q.detach()) < 1e-6
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True)
+    )
     assert relative(opt.norms()["global"].ratio, one.norms()["global"].ratio) < 1e-6
 
     # An average of the weights is put back on target.
@@ -233,7 +301,9 @@ def settings_and_tools() -> None:
         for name, p in average.named_parameters():
             if name == "down.weight":
                 target = opt.norms()["down.weight" if scope == "row" else "global"].target
-                found = torch.linalg.vector_norm(whole(p), dim=1).double() if scope == "row" else None
+                found = (
+                    torch.linalg.vector_norm(whole(p), dim=1).double() if scope == "row" else None
+                )
                 assert found is None or relative(found, target) < 1e-6
         if scope == "global":
             total = torch.stack([whole(p).double().norm() for p in average.parameters()]).norm()
@@ -249,7 +319,9 @@ def settings_and_tools() -> None:
         predictions.append(predict.adamw(adamw, steps=100).ratio)
         train(model, adamw, *part, steps=range(3))
     assert max(abs(a / b - 1) for a, b in zip(traces[0].norms, traces[1].norms, strict=True)) < 1e-6
-    assert max(abs(a / b - 1) for a, b in zip(traces[0].angles, traces[1].angles, strict=True)) < 1e-3
+    assert (
+        max(abs(a / b - 1) for a, b in zip(traces[0].angles, traces[1].angles, strict=True)) < 1e-3
+    )
     assert abs(predictions[0] / predictions[1] - 1) < 1e-6
     for ours, theirs in zip(traces[0].classes.values(), traces[1].classes.values(), strict=True):
         assert ours.count == theirs.count
@@ -278,7 +350,8 @@ def test_settings_reports_averages_traces_and_low_precision():
 
 
 def overflow() -> None:
-    """An overflow on one rank alone skips the step on all of them, also where the step itself is told of it."""
+    """An overflow on one rank alone skips the step on all of them, also where the step itself is
+    told of it."""
     for fused in (False, True):
         model = Model()
         shard("fsdp", model)
@@ -295,7 +368,9 @@ def overflow() -> None:
         scaler.step(opt)
         scaler.update()
         assert scaler.get_scale() == 1.0, fused
-        assert all(torch.equal(whole(p), q) for p, q in zip(model.parameters(), before, strict=True)), fused
+        assert all(
+            torch.equal(whole(p), q) for p, q in zip(model.parameters(), before, strict=True)
+        ), fused
         assert relative(opt.norms()["global"].norm, norm) < 1e-7
         assert int(opt.param_groups[0]["control_step"]) == 1
 
@@ -307,11 +382,17 @@ def test_overflow_on_one_rank_leaves_all_weights_alone():
 def refused() -> None:
     mesh = init_device_mesh("cpu", (2,))
     with pytest.raises(ValueError, match="sums still to be made"):
-        NormControl(torch.optim.SGD([nn.Parameter(DTensor.from_local(W, mesh, [Partial()]))], lr=1.0))
-    ragged = DTensor.from_local(W[: 1 + dist.get_rank()], mesh, [Shard(0)], shape=torch.Size((3, 2)), stride=(2, 1))
+        NormControl(
+            torch.optim.SGD([nn.Parameter(DTensor.from_local(W, mesh, [Partial()]))], lr=1.0)
+        )
+    ragged = DTensor.from_local(
+        W[: 1 + dist.get_rank()], mesh, [Shard(0)], shape=torch.Size((3, 2)), stride=(2, 1)
+    )
     _, opt = controlled(ragged, ratio=2.0)
     opt.step()
-    assert abs(opt.norms()["global"].norm.item() - 2 * 50**0.5) < 1e-12  # a row of 5 there; rows of 5 and 0 here
+    assert (
+        abs(opt.norms()["global"].norm.item() - 2 * 50**0.5) < 1e-12
+    )  # a row of 5 there; rows of 5 and 0 here
     with pytest.raises(ValueError, match=r"not how torch.chunk splits it"):
         controlled(ragged, norm=2.0, scope="row")
 
@@ -331,7 +412,10 @@ def copies() -> None:
         train(model, opt, steps=range(2, 4))
         train(twin, opt2, steps=range(2, 4))
     assert all(
-        torch.equal(p.to_local() if hasattr(p, "to_local") else p, q.to_local() if hasattr(q, "to_local") else q)
+        torch.equal(
+            p.to_local() if hasattr(p, "to_local") else p,
+            q.to_local() if hasattr(q, "to_local") else q,
+        )
         for p, q in zip(model.parameters(), twin.parameters(), strict=True)
     )
 

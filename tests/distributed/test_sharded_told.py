@@ -1,4 +1,5 @@
-"""Layouts whose pieces are plain tensors: right when told the process group that shares the norm, refused where they show."""
+"""Layouts whose pieces are plain tensors: right when told the process group that shares the norm,
+refused where they show."""
 
 from __future__ import annotations
 
@@ -52,12 +53,16 @@ def refusal(function: Any, *words: str) -> None:
 
 
 def pipeline() -> None:
-    """Two stages, of which each rank trains one; here both compute the whole model, and the optimizers see their own part."""
+    """Two stages, of which each rank trains one; here both compute the whole model, and the
+    optimizers see their own part."""
     rank = dist.get_rank()
     for settings in ({}, {"rms": 0.6, "ratio": None}, {"scope": "group", "order": "before"}):
         alone, model = Model(), Model()
         one = one_process(alone, **settings)
-        stages = [[*model.up.parameters(), *model.down.parameters()], [*model.norm.parameters(), model.experts, *model.head.parameters()]]
+        stages = [
+            [*model.up.parameters(), *model.down.parameters()],
+            [*model.norm.parameters(), model.experts, *model.head.parameters()],
+        ]
         opt = AdamWN(stages[rank], norm_group=dist.group.WORLD, **{**SETTINGS, **settings})
         for step in range(STEPS):
             model.zero_grad()
@@ -94,7 +99,9 @@ def pipeline() -> None:
     assert abs(opt.norms()["global"].norm.item() - 3) < 1e-12
     assert abs(weights[0].norm().item() - (3 if rank == 0 else weights[0].norm().item())) < 1e-6
     assert torch.equal(weights[1], torch.ones(2))
-    refusal(lambda: AdamWN([weights[1]], norm_group=dist.group.WORLD), "Nothing would be controlled")
+    refusal(
+        lambda: AdamWN([weights[1]], norm_group=dist.group.WORLD), "Nothing would be controlled"
+    )
 
 
 def test_pipeline_stages():
@@ -102,7 +109,8 @@ def test_pipeline_stages():
 
 
 def sharded_pipeline() -> None:
-    """Stages that are sharded themselves: two models stand for two stages, each FSDP2 over two of four ranks."""
+    """Stages that are sharded themselves: two models stand for two stages, each FSDP2 over two of
+    four ranks."""
     alone = Model(), Model()
     with torch.no_grad():
         for p in alone[1].parameters():
@@ -113,7 +121,9 @@ def sharded_pipeline() -> None:
     stage, part = mesh.get_coordinate()
     model = models[stage]
     fully_shard(model, mesh=mesh["shard"], ignored_params={model.experts})
-    model.experts.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad.div_(2), group=mesh.get_group("shard")))
+    model.experts.register_post_accumulate_grad_hook(
+        lambda p: dist.all_reduce(p.grad.div_(2), group=mesh.get_group("shard"))
+    )
     opt = AdamWN(model.parameters(), norm_group=dist.group.WORLD, **SETTINGS)
     for step in range(STEPS):
         opt.zero_grad()
@@ -122,7 +132,10 @@ def sharded_pipeline() -> None:
     assert_close(model, alone[stage])
     assert relative(opt.norms()["global"].norm, one.norms()["global"].norm) < 1e-6
     gathered(opt)
-    refusal(lambda: AdamWN(model.parameters(), norm_group=mesh.get_group("stage")), "DTensors on the mesh of ranks")
+    refusal(
+        lambda: AdamWN(model.parameters(), norm_group=mesh.get_group("stage")),
+        "DTensors on the mesh of ranks",
+    )
 
 
 def test_pipeline_stages_that_are_sharded():
@@ -144,23 +157,37 @@ def zero_redundancy() -> None:
             opt.step()
         return model, opt
 
-    told = functools.partial(AdamWN, norm_group=dist.group.WORLD)  # among its keywords ZeRO would put the group into its state
+    told = functools.partial(
+        AdamWN, norm_group=dist.group.WORLD
+    )  # among its keywords ZeRO would put the group into its state
     model, inside = trained(lambda m: ZeroRedundancyOptimizer(m.parameters(), told, **SETTINGS))
     assert_close(model, alone)
     assert relative(inside.optim.norms()["global"].norm, one.norms()["global"].norm) < 1e-6
     settings = {k: v for k, v in SETTINGS.items() if k != "lr"}
-    model, around = trained(lambda m: NormControl(ZeroRedundancyOptimizer(m.parameters(), torch.optim.Adam, lr=1e-2), **settings))
+    model, around = trained(
+        lambda m: NormControl(
+            ZeroRedundancyOptimizer(m.parameters(), torch.optim.Adam, lr=1e-2), **settings
+        )
+    )
     assert_close(model, alone)
     assert relative(around.norms()["global"].norm, one.norms()["global"].norm) < 1e-6
     gathered(around)
-    refusal(lambda: ZeroRedundancyOptimizer(Model().parameters(), AdamWN, **SETTINGS), "ZeroRedundancyOptimizer", "norm_group")
+    refusal(
+        lambda: ZeroRedundancyOptimizer(Model().parameters(), AdamWN, **SETTINGS),
+        "ZeroRedundancyOptimizer",
+        "norm_group",
+    )
 
     # Saved on one rank, loaded on all.
     inside.consolidate_state_dict(to=0)
     saved = [inside.state_dict() if rank == 0 else None]
     dist.broadcast_object_list(saved, src=0)
-    again = ZeroRedundancyOptimizer([nn.Parameter(2 * p.detach()) for p in Model().parameters()], told, **SETTINGS)
-    assert not torch.equal(again.optim.param_groups[0]["norm0"], inside.optim.param_groups[0]["norm0"])
+    again = ZeroRedundancyOptimizer(
+        [nn.Parameter(2 * p.detach()) for p in Model().parameters()], told, **SETTINGS
+    )
+    assert not torch.equal(
+        again.optim.param_groups[0]["norm0"], inside.optim.param_groups[0]["norm0"]
+    )
     again.load_state_dict(saved[0])
     assert torch.equal(again.optim.param_groups[0]["norm0"], inside.optim.param_groups[0]["norm0"])
     assert int(again.optim.param_groups[0]["control_step"]) == STEPS
@@ -174,18 +201,45 @@ def fsdp1() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for use_orig_params in (True, False):
         alone, model = Model(), Model()
-        spread = FullyShardedDataParallel(model, use_orig_params=use_orig_params, device_id=torch.device("cpu"))
-        refusal(lambda s=spread: AdamWN([{"params": s.parameters(), "controlled": True}]), "FSDP1's flat parameters", "norm_group")
-        refusal(lambda s=spread: NormTrace(torch.optim.AdamW([{"params": s.parameters(), "weight_decay": 0.1}])), "flat")
+        spread = FullyShardedDataParallel(
+            model, use_orig_params=use_orig_params, device_id=torch.device("cpu")
+        )
+        refusal(
+            lambda s=spread: AdamWN([{"params": s.parameters(), "controlled": True}]),
+            "FSDP1's flat parameters",
+            "norm_group",
+        )
+        refusal(
+            lambda s=spread: NormTrace(
+                torch.optim.AdamW([{"params": s.parameters(), "weight_decay": 0.1}])
+            ),
+            "flat",
+        )
         told = {"norm_group": dist.group.WORLD, **SETTINGS}
-        refusal(lambda s=spread, t=told: AdamWN(s.parameters(), **t), "Nothing would be controlled", "controlled=True")
-        refusal(lambda s=spread, t=told: AdamWN([{"params": s.parameters(), "controlled": True, "scope": "tensor"}], **t), "whole tensors")
+        refusal(
+            lambda s=spread, t=told: AdamWN(s.parameters(), **t),
+            "Nothing would be controlled",
+            "controlled=True",
+        )
+        refusal(
+            lambda s=spread, t=told: AdamWN(
+                [{"params": s.parameters(), "controlled": True, "scope": "tensor"}], **t
+            ),
+            "whole tensors",
+        )
 
         def groups(m: nn.Module, by_name: bool = use_orig_params) -> list[dict[str, Any]]:
             if not by_name:
                 return [{"params": list(m.parameters()), "controlled": True}]
-            wide = [p for n, p in m.named_parameters() if n.endswith(("weight", "experts")) and "norm" not in n]
-            return [{"params": wide, "controlled": True}, {"params": [p for p in m.parameters() if all(p is not q for q in wide)]}]
+            wide = [
+                p
+                for n, p in m.named_parameters()
+                if n.endswith(("weight", "experts")) and "norm" not in n
+            ]
+            return [
+                {"params": wide, "controlled": True},
+                {"params": [p for p in m.parameters() if all(p is not q for q in wide)]},
+            ]
 
         one = AdamWN(groups(alone), **SETTINGS)
         opt = AdamWN(groups(spread), **told)
@@ -193,7 +247,9 @@ def fsdp1() -> None:
             for m, o, at in ((alone, one, (0, 1)), (spread, opt, (rank, ranks))):
                 o.zero_grad()
                 backward(m, step, *at)
-                m.clip_grad_norm_(0.5) if m is spread else nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+                m.clip_grad_norm_(0.5) if m is spread else nn.utils.clip_grad_norm_(
+                    m.parameters(), 0.5
+                )
                 o.step()
         assert relative(opt.norms()["global"].norm, one.norms()["global"].norm) < 1e-6
         gathered(opt)
@@ -215,7 +271,8 @@ def test_fsdp1_flat_parameters():
 
 
 def zero_partitions() -> None:
-    """What ZeRO does behind an optimizer's back: its tensors become this rank's part of one long vector."""
+    """What ZeRO does behind an optimizer's back: its tensors become this rank's part of one long
+    vector."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     alone, model = Model(), Model()
     one = AdamWN([{"params": alone.parameters(), "controlled": True}], **SETTINGS)

@@ -1,4 +1,5 @@
-"""Who is controlled: groups people already have keep their meaning, and nothing is controlled or left alone by accident."""
+"""Who is controlled: groups people already have keep their meaning, and nothing is controlled or
+left alone by accident."""
 
 import warnings
 
@@ -19,7 +20,8 @@ def controlled(opt) -> list[str]:
 
 
 def split(model, decay=0.1, rest=0.0) -> list[dict]:
-    """nanoGPT's and Hugging Face's two groups: what has two or more dimensions is decayed, the rest is not."""
+    """nanoGPT's and Hugging Face's two groups: what has two or more dimensions is decayed, the rest
+    is not."""
     named = list(model.named_parameters())
     return [
         {"params": [(n, p) for n, p in named if p.dim() >= 2], "weight_decay": decay},
@@ -45,7 +47,10 @@ def test_the_two_groups_of_nanogpt_control_what_they_decayed(default):
 def test_a_group_that_was_decayed_is_controlled_whole_biases_included():
     model = SmallModel()
     named = list(model.named_parameters())
-    groups = [{"params": named[:3], "weight_decay": 0.1}, {"params": named[3:], "weight_decay": 0.0}]
+    groups = [
+        {"params": named[:3], "weight_decay": 0.1},
+        {"params": named[3:], "weight_decay": 0.0},
+    ]
     assert controlled(AdamWN(groups)) == ["embed.weight", "up.weight", "up.bias"]
 
 
@@ -63,7 +68,8 @@ def test_hugging_faces_default_of_no_decay_anywhere_marks_nothing():
 
 
 def test_one_decay_for_everything_marks_nothing():
-    """AdamW(model.parameters(), weight_decay=0.1) is how people write it who never thought of biases."""
+    """AdamW(model.parameters(), weight_decay=0.1) is how people write it who never thought of
+    biases."""
     assert controlled(AdamWN(SmallModel().named_parameters(), weight_decay=0.1)) == MATRICES
 
 
@@ -79,7 +85,10 @@ def test_a_group_can_say_for_itself_who_is_controlled():
 
 def test_adamwn_never_decays_and_says_once_that_the_value_is_not_used(monkeypatch):
     monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
-    with pytest.warns(UserWarning, match=r"AdamWN does not decay: weight_decay=0\.1 only marks which weights are controlled"):
+    with pytest.warns(
+        UserWarning,
+        match=r"AdamWN does not decay: weight_decay=0\.1 only marks which weights are controlled",
+    ):
         opt = AdamWN(split(SmallModel()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -88,7 +97,10 @@ def test_adamwn_never_decays_and_says_once_that_the_value_is_not_used(monkeypatc
     models = SmallModel(), SmallModel()
     for model, decay in zip(models, (0.1, 0.9), strict=True):
         train(model, AdamWN(split(model, decay), lr=0.1), range(5))
-    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True)
+    )
 
 
 def test_the_default_decay_of_adamw_says_nothing(monkeypatch):
@@ -114,7 +126,11 @@ def test_a_group_added_later_is_marked_by_its_decay_too():
 
 def test_patterns_make_groups_and_the_first_match_wins():
     model = SmallModel()
-    rules = {"embed.*": None, "up.*": {"scope": "tensor", "rate": 0.5}, "*.weight": {"scope": "row"}}
+    rules = {
+        "embed.*": None,
+        "up.*": {"scope": "tensor", "rate": 0.5},
+        "*.weight": {"scope": "row"},
+    }
     groups = param_groups(model, rules, lr=0.25)
     assert [[name for name, _ in g["params"]] for g in groups] == [
         ["embed.weight"],
@@ -139,23 +155,36 @@ def test_patterns_put_every_parameter_into_exactly_one_group():
 
 def test_patterns_work_with_any_optimizer():
     groups = param_groups(SmallModel(), {"embed.*": None})
-    assert controlled(NormControl(torch.optim.RMSprop(groups, lr=0.1))) == ["up.weight", "down.weight"]
+    assert controlled(NormControl(torch.optim.RMSprop(groups, lr=0.1))) == [
+        "up.weight",
+        "down.weight",
+    ]
 
 
 def test_a_pattern_that_matches_nothing_raises():
-    with pytest.raises(ValueError, match=r"The pattern 'lm_head\.\*' matches no parameter\. The names are such as embed\.weight, .*mend"):
+    with pytest.raises(
+        ValueError,
+        match=r"The pattern 'lm_head\.\*' matches no parameter\. The names are such as embed\.weight, .*mend",
+    ):
         param_groups(SmallModel(), {"lm_head.*": None})
 
 
 def test_a_pattern_whose_matches_an_earlier_one_took_raises():
-    with pytest.raises(ValueError, match=r"'up\.weight' matches no parameter that an earlier pattern has not taken already \(up\.weight"):
+    with pytest.raises(
+        ValueError,
+        match=r"'up\.weight' matches no parameter that an earlier pattern has not taken already \(up\.weight",
+    ):
         param_groups(SmallModel(), {"up.*": None, "up.weight": {}})
 
 
 def test_a_pattern_of_vectors_only_must_say_that_they_are_meant():
-    with pytest.raises(ValueError, match=r"none of which has two or more dimensions.*Add controlled=True"):
+    with pytest.raises(
+        ValueError, match=r"none of which has two or more dimensions.*Add controlled=True"
+    ):
         param_groups(SmallModel(), {"norm.*": {"ratio": 1.0}})
-    groups = param_groups(SmallModel(), {"norm.*": {"ratio": 1.0, "scope": "tensor", "controlled": True}})
+    groups = param_groups(
+        SmallModel(), {"norm.*": {"ratio": 1.0, "scope": "tensor", "controlled": True}}
+    )
     assert controlled(AdamWN(groups, ratio=1.0)) == [*MATRICES, "norm.weight", "norm.bias"]
 
 
@@ -166,7 +195,9 @@ def test_a_tied_tensor_counts_once():
     """The head's weight is the embedding's; the joint norm has its square once."""
     model = SmallModel()
     opt = AdamWN(model.parameters())
-    assert opt.norms()["global"].norm.item() == pytest.approx(total_norm(p for p in model.parameters() if p.dim() >= 2), rel=1e-7)
+    assert opt.norms()["global"].norm.item() == pytest.approx(
+        total_norm(p for p in model.parameters() if p.dim() >= 2), rel=1e-7
+    )
 
 
 def test_parameters_that_share_their_memory_count_once_and_are_scaled_once():
@@ -181,14 +212,21 @@ def test_parameters_that_share_their_memory_count_once_and_are_scaled_once():
 @pytest.mark.parametrize("scope", ["global", "tensor", "row"])
 def test_shared_memory_in_two_groups_is_scaled_once(scope):
     a = Parameter(torch.tensor([[3.0, 4.0]]))
-    opt = NormControl(torch.optim.SGD([{"params": [a]}, {"params": [Parameter(a.data)]}], lr=0.1), ratio=2.0, rate=1.0, scope=scope)
+    opt = NormControl(
+        torch.optim.SGD([{"params": [a]}, {"params": [Parameter(a.data)]}], lr=0.1),
+        ratio=2.0,
+        rate=1.0,
+        scope=scope,
+    )
     opt.step()
     assert a.tolist() == [[6.0, 8.0]]
 
 
 def test_views_of_different_parts_of_one_tensor_are_different_weights():
     whole = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-    opt = NormControl(torch.optim.SGD([Parameter(whole[:1]), Parameter(whole[1:])], lr=0.1), norm=10.0, rate=1.0)
+    opt = NormControl(
+        torch.optim.SGD([Parameter(whole[:1]), Parameter(whole[1:])], lr=0.1), norm=10.0, rate=1.0
+    )
     opt.step()
     assert whole.tolist() == [[6.0, 0.0], [0.0, 8.0]]
 
@@ -246,7 +284,12 @@ def test_a_group_overrides_ratio_rate_scope_law_and_order():
     groups = [
         {"params": [params[0]]},
         {"params": [params[1]], "scope": "tensor", "ratio": 3.0},
-        {"params": [params[2]], "scope": "tensor", "rate": linear(0.0, 1.0, steps=2), "order": "before"},
+        {
+            "params": [params[2]],
+            "scope": "tensor",
+            "rate": linear(0.0, 1.0, steps=2),
+            "order": "before",
+        },
         {"params": [params[3]], "scope": "group", "norm": 2.5, "law": "upper"},
     ]
     NormControl(torch.optim.SGD(groups, lr=0.1), ratio=2.0, rate=1.0).step()
@@ -254,17 +297,29 @@ def test_a_group_overrides_ratio_rate_scope_law_and_order():
 
 
 def test_groups_that_share_the_global_norm_have_one_target():
-    groups = [{"params": [Parameter(torch.ones(2, 2))]}, {"params": [Parameter(torch.ones(2, 2))], "ratio": 3.0}]
-    with pytest.raises(ValueError, match=r"Groups 0 and 1 share the global norm, but have ratio=2\.0 and 3\.0\. Use scope='group' in one"):
+    groups = [
+        {"params": [Parameter(torch.ones(2, 2))]},
+        {"params": [Parameter(torch.ones(2, 2))], "ratio": 3.0},
+    ]
+    with pytest.raises(
+        ValueError,
+        match=r"Groups 0 and 1 share the global norm, but have ratio=2\.0 and 3\.0\. Use scope='group' in one",
+    ):
         AdamWN(groups, ratio=2.0)
 
 
 def test_a_rate_tied_to_learning_rates_that_differ_needs_a_norm_for_each_group():
     from normcontrol import lr_times
 
-    groups = [{"params": [Parameter(torch.ones(2, 2))], "lr": 0.1}, {"params": [Parameter(torch.ones(2, 2))], "lr": 0.2}]
+    groups = [
+        {"params": [Parameter(torch.ones(2, 2))], "lr": 0.1},
+        {"params": [Parameter(torch.ones(2, 2))], "lr": 0.2},
+    ]
     opt = AdamWN(groups, ratio=0.0, rate=lr_times(0.1))
-    with pytest.raises(ValueError, match=r"follows the learning rate, but the groups that share the global norm have different ones"):
+    with pytest.raises(
+        ValueError,
+        match=r"follows the learning rate, but the groups that share the global norm have different ones",
+    ):
         opt.step()
 
 

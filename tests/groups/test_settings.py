@@ -1,4 +1,5 @@
-"""What bad input gets: a sentence that says what was given, why it cannot be, and what to do. Never silence."""
+"""What bad input gets: a sentence that says what was given, why it cannot be, and what to do. Never
+silence."""
 
 import copy
 import math
@@ -9,7 +10,16 @@ import torch
 from small import SmallModel, loss_at, train
 from torch.nn import Parameter
 
-from normcontrol import AdamWN, NormControl, cosine, linear, lr_times, param_groups, piecewise, trace
+from normcontrol import (
+    AdamWN,
+    NormControl,
+    cosine,
+    linear,
+    lr_times,
+    param_groups,
+    piecewise,
+    trace,
+)
 
 W = torch.tensor([[3.0, 4.0]])
 
@@ -20,18 +30,42 @@ def sgd(*params, **settings):
 
 @pytest.mark.parametrize("kind", ["ratio", "norm", "rms"])
 @pytest.mark.parametrize(
-    "given", [-0.1, linear(1.0, -1.0, steps=10), piecewise((0, 1.0), (5, -2.0)), math.nan, math.inf, lambda step: -1.0]
+    "given",
+    [
+        -0.1,
+        linear(1.0, -1.0, steps=10),
+        piecewise((0, 1.0), (5, -2.0)),
+        math.nan,
+        math.inf,
+        lambda step: -1.0,
+    ],
 )
 def test_a_target_below_zero_or_not_a_number(kind, given):
-    with pytest.raises(ValueError, match=rf"{kind}=.* takes the value .*: a norm cannot be negative, infinite or NaN\. Give 0 or more\."):
+    with pytest.raises(
+        ValueError,
+        match=rf"{kind}=.* takes the value .*: a norm cannot be negative, infinite or NaN\. Give 0 or more\.",
+    ):
         sgd(**{kind: given})
 
 
 @pytest.mark.parametrize(
-    "given", [-0.01, 1.01, 2.0, math.nan, linear(0.0, 1.5, steps=10), trace([0.1, -0.1]), lr_times(-1.0), lambda step: 3.0]
+    "given",
+    [
+        -0.01,
+        1.01,
+        2.0,
+        math.nan,
+        linear(0.0, 1.5, steps=10),
+        trace([0.1, -0.1]),
+        lr_times(-1.0),
+        lambda step: 3.0,
+    ],
 )
 def test_a_rate_outside_0_and_1(given):
-    with pytest.raises(ValueError, match=r"rate=.* takes the value .*: a rate outside \[0, 1\] overshoots the target .*Give a rate within"):
+    with pytest.raises(
+        ValueError,
+        match=r"rate=.* takes the value .*: a rate outside \[0, 1\] overshoots the target .*Give a rate within",
+    ):
         sgd(ratio=1.0, rate=given)
 
 
@@ -42,22 +76,34 @@ def test_a_schedule_that_goes_bad_on_the_way_stops_the_step_and_leaves_the_weigh
     opt = sgd(p, **{"ratio": 1.0, "rate": 0.5, name: lambda step: 1.0 if step < 3 else bad})
     opt.step()
     opt.step()
-    with pytest.raises(ValueError, match=rf"{name}=.* is {bad:g} at step 3: it must stay within .*Mend the schedule"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name}=.* is {bad:g} at step 3: it must stay within .*Mend the schedule",
+    ):
         opt.step()
     assert p.tolist() == [[3.0, 4.0]]
 
 
 def test_a_rate_tied_to_a_learning_rate_that_makes_it_too_large():
     opt = sgd(ratio=0.0, rate=lr_times(20.0))
-    with pytest.raises(ValueError, match=r"rate=lr_times\(factor=20\.0\) is 2 at step 1: it must stay within \[0, 1\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"rate=lr_times\(factor=20\.0\) is 2 at step 1: it must stay within \[0, 1\]",
+    ):
         opt.step()
 
 
-@pytest.mark.parametrize(("scope", "where"), [("tensor", ""), ("row", " in 1 of its 2 parts"), ("col", " in 1 of its 2 parts")])
+@pytest.mark.parametrize(
+    ("scope", "where"),
+    [("tensor", ""), ("row", " in 1 of its 2 parts"), ("col", " in 1 of its 2 parts")],
+)
 def test_a_zero_initial_norm_where_parts_have_norms_of_their_own(scope, where):
     zero = torch.zeros(2, 2) if scope == "tensor" else torch.tensor([[0.0, 0.0], [0.0, 5.0]])
     named = [("fine", Parameter(torch.ones(2, 2))), ("empty", Parameter(zero))]
-    with pytest.raises(ValueError, match=rf"empty has an initial norm of zero{where}, so no ratio to it can be held .*absolute target"):
+    with pytest.raises(
+        ValueError,
+        match=rf"empty has an initial norm of zero{where}, so no ratio to it can be held .*absolute target",
+    ):
         AdamWN(named, scope=scope)
     AdamWN(named, scope=scope, rms=0.02)
     AdamWN([{"params": named[:1]}, {"params": named[1:], "controlled": False}], scope=scope)
@@ -90,12 +136,17 @@ def test_a_norm_that_is_zero_later_has_no_direction_and_stays():
     ],
 )
 def test_nothing_controlled(make):
-    with pytest.raises(ValueError, match=r"Nothing would be controlled: .*controlled=True in their group"):
+    with pytest.raises(
+        ValueError, match=r"Nothing would be controlled: .*controlled=True in their group"
+    ):
         make()
 
 
 def test_everything_frozen_is_nothing_controlled():
-    with pytest.raises(ValueError, match=r"Nothing would be controlled: every tensor that could be is frozen .*Unfreeze"):
+    with pytest.raises(
+        ValueError,
+        match=r"Nothing would be controlled: every tensor that could be is frozen .*Unfreeze",
+    ):
         AdamWN([Parameter(torch.ones(3, 3), requires_grad=False)])
 
 
@@ -110,17 +161,26 @@ def test_decay_and_control_on_the_same_weights():
 
 
 def test_decay_of_weights_that_are_not_controlled_is_the_optimizers_own_business():
-    groups = [{"params": [Parameter(W.clone())]}, {"params": [Parameter(torch.ones(3))], "weight_decay": 0.1}]
+    groups = [
+        {"params": [Parameter(W.clone())]},
+        {"params": [Parameter(torch.ones(3))], "weight_decay": 0.1},
+    ]
     NormControl(torch.optim.SGD(groups, lr=0.1)).step()
 
 
 def test_a_pattern_that_matches_nothing():
-    with pytest.raises(ValueError, match=r"The pattern 'blocks\.\*' matches no parameter\. .*mend the pattern or remove it"):
+    with pytest.raises(
+        ValueError,
+        match=r"The pattern 'blocks\.\*' matches no parameter\. .*mend the pattern or remove it",
+    ):
         param_groups(SmallModel(), {"blocks.*": {}})
 
 
 def test_parameters_on_the_meta_device():
-    with pytest.raises(ValueError, match=r"weight is on the meta device, so it has no norm yet\. Materialise and initialise"):
+    with pytest.raises(
+        ValueError,
+        match=r"weight is on the meta device, so it has no norm yet\. Materialise and initialise",
+    ):
         AdamWN(torch.nn.Linear(3, 3, device="meta").named_parameters())
 
 
@@ -130,7 +190,9 @@ def test_parameters_on_the_meta_device():
 def saved(scope="global", groups=1) -> dict:
     model = SmallModel()
     params = list(model.parameters())
-    opt = AdamWN([{"params": params[:4]}, {"params": params[4:]}] if groups == 2 else params, scope=scope)
+    opt = AdamWN(
+        [{"params": params[:4]}, {"params": params[4:]}] if groups == 2 else params, scope=scope
+    )
     train(model, opt, range(2))
     return opt.state_dict()
 
@@ -154,12 +216,20 @@ def test_a_state_of_another_number_of_tensors():
 
 
 def test_a_state_of_another_number_of_groups():
-    assert_refused(AdamWN(SmallModel().parameters()), saved(groups=2), r"groups with \[4, 4\] tensors, but .* groups with \[8\]")
+    assert_refused(
+        AdamWN(SmallModel().parameters()),
+        saved(groups=2),
+        r"groups with \[4, 4\] tensors, but .* groups with \[8\]",
+    )
 
 
 def test_a_state_in_which_other_tensors_were_controlled():
     opt = AdamWN([{"params": list(SmallModel().parameters()), "controlled": True}])
-    assert_refused(opt, saved(), r"holds 3 reference norms, but 8 are needed: other tensors were controlled when it was saved")
+    assert_refused(
+        opt,
+        saved(),
+        r"holds 3 reference norms, but 8 are needed: other tensors were controlled when it was saved",
+    )
 
 
 def test_a_state_without_reference_norms_takes_the_weights_as_they_are_and_says_so():
@@ -170,7 +240,10 @@ def test_a_state_without_reference_norms_takes_the_weights_as_they_are_and_says_
     opt = AdamWN(model.parameters(), lr=0.1, ratio=2.0, rate=1.0)
     with torch.no_grad():
         model.up.weight.mul_(3)
-    with pytest.warns(UserWarning, match=r"holds no reference norms: .*The weights as they are at the next step become the reference"):
+    with pytest.warns(
+        UserWarning,
+        match=r"holds no reference norms: .*The weights as they are at the next step become the reference",
+    ):
         opt.load_state_dict(adamw.state_dict())
     present = math.sqrt(sum(p.square().sum().item() for p in model.parameters() if p.dim() >= 2))
     train(model, opt, range(3, 4))
@@ -182,7 +255,10 @@ def test_a_state_without_reference_norms_takes_the_weights_as_they_are_and_says_
 def test_a_trace_shorter_than_the_run_holds_its_last_value_and_says_so_once():
     opt = sgd(ratio=trace([1.0, 2.0]), rate=1.0)
     opt.step()
-    with pytest.warns(UserWarning, match=r"The replayed trace ends at step 1 and the run goes on: its last value, 2, is held from here\."):
+    with pytest.warns(
+        UserWarning,
+        match=r"The replayed trace ends at step 1 and the run goes on: its last value, 2, is held from here\.",
+    ):
         opt.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -195,7 +271,8 @@ def test_a_trace_shorter_than_the_run_holds_its_last_value_and_says_so_once():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_or_inf_in_one_tensor_is_not_spread_to_the_others(bad):
-    """A joint norm that is not finite has no meaning: control leaves all weights of that norm alone, and norms() shows it."""
+    """A joint norm that is not finite has no meaning: control leaves all weights of that norm
+    alone, and norms() shows it."""
     good, broken = Parameter(W.clone()), Parameter(torch.tensor([[1.0, 1.0]]))
     opt = sgd(good, broken, ratio=2.0, rate=1.0)
     opt.step()
@@ -246,12 +323,27 @@ def test_tensors_without_elements_have_no_norm_and_are_left_alone(scope):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"scope": "layer"}, r"scope='layer' is not known: give one of 'global', 'group', 'tensor', 'row', 'col', or a tuple of axes"),
+        (
+            {"scope": "layer"},
+            r"scope='layer' is not known: give one of 'global', 'group', 'tensor', 'row', 'col', or a tuple of axes",
+        ),
         ({"scope": ()}, r"scope=\(\) is not known"),
-        ({"law": "integrl"}, r"law='integrl' is not known: give one of 'proportional', 'upper', 'lower', 'projection'"),
-        ({"law": "band(2)"}, r"law='band\(2\)' is not known: .*LOW being a part of the target within \[0, 1\]"),
-        ({"order": "during"}, r"order='during' is not known: give 'after' \(Algorithm 1\) or 'before'"),
-        ({"ratio": 1.0, "norm": 2.0}, r"ratio and norm were both given, but weights have one target: give one of them"),
+        (
+            {"law": "integrl"},
+            r"law='integrl' is not known: give one of 'proportional', 'upper', 'lower', 'projection'",
+        ),
+        (
+            {"law": "band(2)"},
+            r"law='band\(2\)' is not known: .*LOW being a part of the target within \[0, 1\]",
+        ),
+        (
+            {"order": "during"},
+            r"order='during' is not known: give 'after' \(Algorithm 1\) or 'before'",
+        ),
+        (
+            {"ratio": 1.0, "norm": 2.0},
+            r"ratio and norm were both given, but weights have one target: give one of them",
+        ),
         (
             {"scope": (0, 1)},
             r"needs a tensor with axes \(0, 1\) and at least one more .* but group0\.tensor0 has shape \(1, 2\)",
@@ -265,12 +357,17 @@ def test_unknown_or_impossible_settings(settings, sentence):
 
 
 def test_an_unknown_word_for_who_is_controlled():
-    with pytest.raises(ValueError, match=r"controlled='all' is not known: give True, False, or 'matrices'"):
+    with pytest.raises(
+        ValueError, match=r"controlled='all' is not known: give True, False, or 'matrices'"
+    ):
         AdamWN([{"params": [Parameter(W.clone())], "controlled": "all"}])
 
 
 def test_control_of_what_is_no_optimizer_or_is_controlled_already():
-    with pytest.raises(TypeError, match=r"NormControl wraps a torch\.optim\.Optimizer, but got generator\. Construct the optimizer first"):
+    with pytest.raises(
+        TypeError,
+        match=r"NormControl wraps a torch\.optim\.Optimizer, but got generator\. Construct the optimizer first",
+    ):
         NormControl(SmallModel().parameters())
     with pytest.raises(TypeError, match="The optimizer is under norm control already"):
         NormControl(AdamWN(SmallModel().parameters()))

@@ -20,10 +20,17 @@ MAKERS = {
     "NormControl": lambda groups, **s: NormControl(torch.optim.Adam(groups, lr=1e-2), **s),
 }
 SCOPES = ["global", "group", "tensor", "row", "col", (-1,)]
-PAIRS = [*itertools.product(["for-loop", "foreach", "fused"], SCOPES), ("NormControl", "global"), ("NormControl", "row")]
+PAIRS = [
+    *itertools.product(["for-loop", "foreach", "fused"], SCOPES),
+    ("NormControl", "global"),
+    ("NormControl", "row"),
+]
 ORDERS = itertools.cycle(["after", "before", "after"])
 CONFIGURATIONS = {
-    str(dtype): [{"maker": maker, "scope": scope, "dtype": dtype, "order": next(ORDERS)} for maker, scope in PAIRS]
+    str(dtype): [
+        {"maker": maker, "scope": scope, "dtype": dtype, "order": next(ORDERS)}
+        for maker, scope in PAIRS
+    ]
     for dtype in (torch.float32, torch.bfloat16)
 }
 
@@ -31,24 +38,36 @@ CONFIGURATIONS = {
 def build(maker, scope, dtype, order, seed=0, **control):
     model = SmallModel(dtype, seed)
     params = list(model.parameters())
-    opt = MAKERS[maker]([{"params": params[:4]}, {"params": params[4:]}], scope=scope, order=order, **control)
+    opt = MAKERS[maker](
+        [{"params": params[:4]}, {"params": params[4:]}], scope=scope, order=order, **control
+    )
     return model, opt, with_eta(opt)
 
 
 def fresh(configuration):
     """A run that has not begun; ratio and rate both move in the first half and in the second."""
-    ratio = linear(1.0, 2.0, steps=80) if configuration["order"] == "after" else trace([1.0, 1.5, 1.2], steps=[0, 40, 100])
+    ratio = (
+        linear(1.0, 2.0, steps=80)
+        if configuration["order"] == "after"
+        else trace([1.0, 1.5, 1.2], steps=[0, 40, 100])
+    )
     return build(**configuration, ratio=ratio, rate=cosine(0.1, 0.01, steps=90))
 
 
 def parts(model, opt, scheduler) -> dict:
-    return {"model": model.state_dict(), "opt": opt.state_dict(), "scheduler": scheduler.state_dict()}
+    return {
+        "model": model.state_dict(),
+        "opt": opt.state_dict(),
+        "scheduler": scheduler.state_dict(),
+    }
 
 
 def second_halves(name: str, folder: Path) -> None:
     """What the new process does. Its models and schedules are others until it loads."""
     ends = []
-    for configuration, saved in zip(CONFIGURATIONS[name], torch.load(folder / "saved.pt", weights_only=True), strict=True):
+    for configuration, saved in zip(
+        CONFIGURATIONS[name], torch.load(folder / "saved.pt", weights_only=True), strict=True
+    ):
         model, opt, scheduler = build(**configuration, seed=1)
         model.load_state_dict(saved["model"])
         opt.load_state_dict(saved["opt"])
@@ -68,7 +87,9 @@ def test_a_resumed_run_ends_in_the_same_bits_for_each_implementation_and_scope(n
     subprocess.run([sys.executable, __file__, name, tmp_path], check=True, env=environment)
     resumed = torch.load(tmp_path / "ends.pt", weights_only=True)
 
-    for configuration, (model, opt, scheduler), end in zip(CONFIGURATIONS[name], runs, resumed, strict=True):
+    for configuration, (model, opt, scheduler), end in zip(
+        CONFIGURATIONS[name], runs, resumed, strict=True
+    ):
         half = copy.deepcopy(model.state_dict())
         train(model, opt, range(50, 100), scheduler)  # the same run, undisturbed
         for key, p in model.named_parameters():
@@ -91,7 +112,8 @@ def test_the_target_on_resume_is_of_the_stored_reference_and_not_of_the_loaded_w
 
 
 def test_weights_loaded_between_construction_and_the_first_step_are_the_reference():
-    """The usual order in fine-tuning: the optimizer is built, then the pretrained weights are loaded."""
+    """The usual order in fine-tuning: the optimizer is built, then the pretrained weights are
+    loaded."""
     model, pretrained = SmallModel(), SmallModel(seed=1)
     opt = AdamWN(model.parameters(), lr=0.0, ratio=1.0, rate=1.0)
     model.load_state_dict(pretrained.state_dict())

@@ -1,4 +1,5 @@
-"""Trainer, Accelerate, TRL and PEFT: the real ones, on small models made from configs, to the end and resumed bit for bit."""
+"""Trainer, Accelerate, TRL and PEFT: the real ones, on small models made from configs, to the end
+and resumed bit for bit."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ ROOT = Path(__file__).parents[2]
 
 def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=16))
 
 
@@ -39,13 +46,28 @@ def batches(rows: int = 64) -> list[dict[str, torch.Tensor]]:
 
 
 def arguments(out, **more) -> TrainingArguments:
-    chosen = {"learning_rate": 1e-2, "weight_decay": 0.1, "max_steps": 8, "save_steps": 4, "logging_steps": 2, "report_to": "none", **more}
-    return TrainingArguments(str(out), per_device_train_batch_size=4, use_cpu=True, disable_tqdm=True, seed=3, **chosen)
+    chosen = {
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "max_steps": 8,
+        "save_steps": 4,
+        "logging_steps": 2,
+        "report_to": "none",
+        **more,
+    }
+    return TrainingArguments(
+        str(out), per_device_train_batch_size=4, use_cpu=True, disable_tqdm=True, seed=3, **chosen
+    )
 
 
 def trainer(out, model=None, settings=None, **more) -> Trainer:
     model, args = model or make_model(), arguments(out, **more)
-    made = Trainer(model, args, train_dataset=batches(), optimizer_cls_and_kwargs=adamwn(args, model, **(settings or {})))
+    made = Trainer(
+        model,
+        args,
+        train_dataset=batches(),
+        optimizer_cls_and_kwargs=adamwn(args, model, **(settings or {})),
+    )
     log_norms(made)
     return made
 
@@ -66,7 +88,11 @@ def said_anew(monkeypatch):
 
 def test_trainer_reaches_the_norm_that_was_asked_for_and_resumes_bit_for_bit(tmp_path):
     def start():
-        return trainer(tmp_path, settings={"ratio": linear(1, 1.5, steps=4), "rate": 0.9}, report_to=["tensorboard"])
+        return trainer(
+            tmp_path,
+            settings={"ratio": linear(1, 1.5, steps=4), "rate": 0.9},
+            report_to=["tensorboard"],
+        )
 
     before = total_norm(matrices(make_model()))
     whole = start()
@@ -74,14 +100,19 @@ def test_trainer_reaches_the_norm_that_was_asked_for_and_resumes_bit_for_bit(tmp
     norm = total_norm(matrices(whole.model))
     assert norm == pytest.approx(1.5 * before, rel=0.02)
 
-    # What was logged is that norm: in the history, and in TensorBoard with a chart against the target.
+    # What was logged is that norm: in the history, and in TensorBoard with a chart against the
+    # target.
     logged = [entry for entry in whole.state.log_history if "loss" in entry]
     assert [entry["step"] for entry in logged] == [2, 4, 6, 8]
     assert logged[-1]["norm/global"] == pytest.approx(norm)
     assert logged[-1]["norm/global/target"] == pytest.approx(1.5 * before)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert scalars(folder)["train/norm/global"] == [(e["step"], pytest.approx(e["norm/global"])) for e in logged]
-    assert charts(folder) == {"train/norm/global": ["^train/norm/global$", "^train/norm/global/target$"]}
+    assert scalars(folder)["train/norm/global"] == [
+        (e["step"], pytest.approx(e["norm/global"])) for e in logged
+    ]
+    assert charts(folder) == {
+        "train/norm/global": ["^train/norm/global$", "^train/norm/global/target$"]
+    }
 
     again = start()
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
@@ -95,11 +126,15 @@ def test_the_norms_are_in_the_weights_and_biases_run_that_trainer_makes(tmp_path
         made = trainer(tmp_path, report_to=["wandb"])
         made.train()
     logged = [row for row in history(tmp_path) if "train/loss" in row]
-    assert [row["train/norm/global"] for row in logged] == [e["norm/global"] for e in made.state.log_history if "loss" in e]
+    assert [row["train/norm/global"] for row in logged] == [
+        e["norm/global"] for e in made.state.log_history if "loss" in e
+    ]
 
 
 def test_what_trainer_would_decay_is_controlled(tmp_path):
-    with pytest.warns(UserWarning, match=r"weight_decay=0.1 only marks which weights are controlled"):
+    with pytest.warns(
+        UserWarning, match=r"weight_decay=0.1 only marks which weights are controlled"
+    ):
         opt = trainer(tmp_path).create_optimizer()
     assert [group["controlled"] for group in opt.param_groups] == [True, False]
     assert opt.report().startswith("AdamWN: 9 of 12 tensors controlled")
@@ -109,7 +144,11 @@ def test_what_trainer_would_decay_is_controlled(tmp_path):
 
 
 def test_without_weight_decay_the_matrices_are_controlled_and_that_is_said_once(tmp_path):
-    with pytest.warns(UserWarning, match="weight_decay=0, which marks nothing: AdamWN controls the tensors with two or more dim"):
+    with pytest.warns(
+        UserWarning,
+        match="weight_decay=0, which marks nothing: AdamWN controls the tensors with two or more "
+        "dim",
+    ):
         opt = trainer(tmp_path, weight_decay=0.0).create_optimizer()
     assert opt.report().startswith("AdamWN: 9 of 12 tensors controlled")
     with warnings.catch_warnings():
@@ -142,7 +181,10 @@ def test_fine_tuning_keeps_the_norm_of_the_loaded_weights(tmp_path):
 
 def test_a_version_that_is_too_old_or_missing_is_a_sentence(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda package: "4.30.2")
-    with pytest.raises(ImportError, match=r"transformers 4.30.2 is too old: 4.47 or newer is needed, since Trainer takes"):
+    with pytest.raises(
+        ImportError,
+        match=r"transformers 4.30.2 is too old: 4.47 or newer is needed, since Trainer takes",
+    ):
         require("transformers", "4.47", "Trainer takes optimizer_cls_and_kwargs since then")
     monkeypatch.undo()
     with pytest.raises(ModuleNotFoundError, match="no-such-package is not installed: pip install"):
@@ -158,7 +200,9 @@ def test_another_model_than_the_trained_one_is_refused(tmp_path):
 
 def lora(model=None):
     peft = pytest.importorskip("peft")
-    return peft.get_peft_model(model or make_model(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    return peft.get_peft_model(
+        model or make_model(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    )
 
 
 def test_adapters_that_start_at_zero_are_left_alone_by_name(tmp_path):
@@ -166,7 +210,10 @@ def test_adapters_that_start_at_zero_are_left_alone_by_name(tmp_path):
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     before = total_norm(p for name, p in named.items() if "lora_A" in name)
     made = trainer(tmp_path, model, {"rate": 1.0})
-    with pytest.warns(UserWarning, match=r"self_attn.q_proj.lora_B.default.weight and 1 more are left alone: adapters start them at zero"):
+    with pytest.warns(
+        UserWarning,
+        match=r"self_attn.q_proj.lora_B.default.weight and 1 more are left alone: adapters start them at zero",
+    ):
         made.train()
     assert total_norm(p for name, p in named.items() if "lora_A" in name) == pytest.approx(before)
     assert all(p.any() for name, p in named.items() if "lora_B" in name)
@@ -179,14 +226,20 @@ def test_adapters_that_start_at_zero_are_left_alone_by_name(tmp_path):
 def test_adapters_whose_names_are_not_known_are_refused_with_advice(tmp_path):
     model, args = lora(), arguments(tmp_path)
     made = Trainer(model, args, train_dataset=batches(), optimizer_cls_and_kwargs=adamwn(args))
-    with pytest.raises(ValueError, match=r"2 of the 4 tensors to be controlled are zero at the start.*adamwn\(args, model\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"2 of the 4 tensors to be controlled are zero at the start.*adamwn\(args, model\)",
+    ):
         made.train()
 
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_to_the_same_norms(tmp_path):
     """Compiled by inductor, as torch_compile=True does."""
-    plain, compiled = (trainer(tmp_path / str(c), torch_compile=c, settings={"ratio": 1.5, "rate": 0.5}) for c in (False, True))
+    plain, compiled = (
+        trainer(tmp_path / str(c), torch_compile=c, settings={"ratio": 1.5, "rate": 0.5})
+        for c in (False, True)
+    )
     for made in (plain, compiled):
         made.train()
     for one, two in zip(plain.state.log_history[:4], compiled.state.log_history[:4], strict=True):
@@ -202,18 +255,34 @@ def test_supervised_fine_tuning_with_trl(make, tmp_path):
 
     def start():
         model = globals()[make]()
-        args = trl.SFTConfig(**{**arguments(tmp_path).to_dict(), "output_dir": str(tmp_path), "max_length": 8, "bf16": False})
+        args = trl.SFTConfig(
+            **{
+                **arguments(tmp_path).to_dict(),
+                "output_dir": str(tmp_path),
+                "max_length": 8,
+                "bf16": False,
+            }
+        )
         with_control = {"optimizer_cls_and_kwargs": adamwn(args, model, rate=1.0)}
-        made = trl.SFTTrainer(model, args, train_dataset=data, processing_class=words(), **with_control)
+        made = trl.SFTTrainer(
+            model, args, train_dataset=data, processing_class=words(), **with_control
+        )
         log_norms(made)
         return made
 
     whole = start()
-    held = [p for group in whole.create_optimizer().param_groups if group["controlled"] for p in group["params"]]
+    held = [
+        p
+        for group in whole.create_optimizer().param_groups
+        if group["controlled"]
+        for p in group["params"]
+    ]
     before = total_norm(held)
     whole.train()
     assert total_norm(held) == pytest.approx(before)
-    assert [e["norm/global"] for e in whole.state.log_history if "loss" in e] == pytest.approx([before] * 4)
+    assert [e["norm/global"] for e in whole.state.log_history if "loss" in e] == pytest.approx(
+        [before] * 4
+    )
     again = start()
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert_same(again.model, whole.model)
@@ -231,7 +300,8 @@ def test_the_example_keeps_the_norm_and_resumes(tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_s_real_model_trains_in_another_s_place(tmp_path, monkeypatch):
-    """With a small model under the real one's name, and a few rows for its data set: nothing is downloaded."""
+    """With a small model under the real one's name, and a few rows for its data set: nothing is
+    downloaded."""
     pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     make_model().save_pretrained(tmp_path / "model")
@@ -239,9 +309,14 @@ def test_the_page_s_real_model_trains_in_another_s_place(tmp_path, monkeypatch):
     rows = datasets.Dataset.from_dict({"input_ids": [b["input_ids"].tolist() for b in batches(16)]})
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: rows)
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/huggingface.md").read_text(), re.M | re.S)
+    (code,) = re.findall(
+        r"^```py\n(.*?)^```$", (ROOT / "docs/huggingface.md").read_text(), re.M | re.S
+    )
     namespace: dict = {}
-    here = {"Qwen/Qwen3-0.6B": str(tmp_path / "model"), "logging_steps=10": "logging_steps=2, use_cpu=True, bf16=False, report_to='none'"}
+    here = {
+        "Qwen/Qwen3-0.6B": str(tmp_path / "model"),
+        "logging_steps=10": "logging_steps=2, use_cpu=True, bf16=False, report_to='none'",
+    }
     for real, ours in here.items():
         code = code.replace(real, ours)
     exec(code, namespace)
@@ -255,14 +330,17 @@ def words():
     from transformers import PreTrainedTokenizerFast
 
     made = Tokenizer(models.WordLevel({str(i): i for i in range(32)}, unk_token="0"))
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="0", eos_token="1", unk_token="0")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="0", eos_token="1", unk_token="0"
+    )
 
 
 # Accelerate, on two processes
 
 
 def on_cpus_too(plugin) -> None:
-    """Accelerate shards on accelerators only. All that it does for them runs on CPUs as well, once its state says so."""
+    """Accelerate shards on accelerators only. All that it does for them runs on CPUs as well, once
+    its state says so."""
     from accelerate import DistributedType
     from accelerate.state import AcceleratorState, PartialState
 
@@ -275,11 +353,14 @@ CPU = {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "localhost", "MASTER_PORT": 
 
 
 def accelerated(kind: str, folder: str, resume: bool) -> list[float]:
-    """A loop of Accelerate's own: the norms after each of six steps, saved after three of them or resumed from there."""
+    """A loop of Accelerate's own: the norms after each of six steps, saved after three of them or
+    resumed from there."""
     from accelerate import Accelerator, FullyShardedDataParallelPlugin
     from torch.utils.data import DataLoader
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, step_scheduler_with_optimizer=False)
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=2, step_scheduler_with_optimizer=False
+    )
     if kind == "fsdp":
         on_cpus_too(FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False))
     model = make_model()
@@ -300,7 +381,9 @@ def accelerated(kind: str, folder: str, resume: bool) -> list[float]:
             norms.append(values(opt)["norm/global"])
             if len(norms) == 3 and not resume:
                 accelerator.save_state(folder)
-    assert type(controller(opt).param_groups[0]["params"][0].data).__name__ == ("DTensor" if kind == "fsdp" else "Tensor")
+    assert type(controller(opt).param_groups[0]["params"][0].data).__name__ == (
+        "DTensor" if kind == "fsdp" else "Tensor"
+    )
     return norms
 
 
@@ -308,7 +391,9 @@ def accelerated(kind: str, folder: str, resume: bool) -> list[float]:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_accelerate_on_two_processes_gives_the_norms_of_one_and_resumes(kind, tmp_path):
     def norms(ranks: int, to: str, resume: bool = False) -> list[float]:
-        one, *others = run(accelerated, ranks, kind if ranks > 1 else "ddp", str(tmp_path / to), resume, **CPU)
+        one, *others = run(
+            accelerated, ranks, kind if ranks > 1 else "ddp", str(tmp_path / to), resume, **CPU
+        )
         assert all(other == one for other in others)
         return one
 
@@ -319,7 +404,13 @@ def test_accelerate_on_two_processes_gives_the_norms_of_one_and_resumes(kind, tm
 
 
 def trained_on_two(out: str, resume: bool) -> list[float]:
-    made = trainer(out, settings={"ratio": linear(1, 1.5, steps=4), "rate": 0.5}, logging_steps=1, max_steps=6, save_steps=3)
+    made = trainer(
+        out,
+        settings={"ratio": linear(1, 1.5, steps=4), "rate": 0.5},
+        logging_steps=1,
+        max_steps=6,
+        save_steps=3,
+    )
     made.train(resume_from_checkpoint=os.path.join(out, "checkpoint-3") if resume else None)
     return [entry["norm/global"] for entry in made.state.log_history if "loss" in entry]
 

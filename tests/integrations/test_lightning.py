@@ -33,14 +33,17 @@ class Learner(LightningModule):
         self.norms: list[float] = []
 
     def training_step(self, batch, index):
-        # Data by the step: a resumed Trainer starts its epoch's batches again, unless the loader keeps its place.
+        # Data by the step: a resumed Trainer starts its epoch's batches again, unless the loader
+        # keeps its place.
         loss = loss_at(self.model, 2 * self.global_step + self.global_rank)
         self.log("loss", loss)
         return loss
 
     def configure_optimizers(self):
         steps = self.trainer.estimated_stepping_batches
-        opt = AdamWN(self.named_parameters(), lr=1e-2, ratio=linear(1, 1.5, steps=steps / 2), rate=0.5)
+        opt = AdamWN(
+            self.named_parameters(), lr=1e-2, ratio=linear(1, 1.5, steps=steps / 2), rate=0.5
+        )
         lr = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, total_iters=steps)
         return {"optimizer": opt, "lr_scheduler": {"scheduler": lr, "interval": "step"}}
 
@@ -51,16 +54,34 @@ class Learner(LightningModule):
         return [p for name, p in self.model.named_parameters() if name in MATRICES]
 
 
-def fit(folder: Path, resume: Path | None = None, devices: int = 1, learner: LightningModule | None = None, **more) -> LightningModule:
+def fit(
+    folder: Path,
+    resume: Path | None = None,
+    devices: int = 1,
+    learner: LightningModule | None = None,
+    **more,
+) -> LightningModule:
     checkpoints = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
-    chosen = {"max_steps": STEPS, "logger": False, "callbacks": [checkpoints, NormCallback()], **more}
+    chosen = {
+        "max_steps": STEPS,
+        "logger": False,
+        "callbacks": [checkpoints, NormCallback()],
+        **more,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few workers, mainly
         trainer = Trainer(
-            accelerator="cpu", devices=devices, log_every_n_steps=1, enable_progress_bar=False, enable_model_summary=False, **chosen
+            accelerator="cpu",
+            devices=devices,
+            log_every_n_steps=1,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **chosen,
         )
         learner = learner or Learner()
-        trainer.fit(learner, torch.utils.data.DataLoader(torch.arange(64), shuffle=False), ckpt_path=resume)
+        trainer.fit(
+            learner, torch.utils.data.DataLoader(torch.arange(64), shuffle=False), ckpt_path=resume
+        )
     return learner
 
 
@@ -108,7 +129,9 @@ def test_several_optimizers_are_logged_apart(tmp_path):
             pass
 
     learner = fit(tmp_path, learner=Two(), max_steps=2)
-    assert {"optimizer 0/norm/global", "optimizer 1/norm/global/target"} <= set(learner.trainer.callback_metrics)
+    assert {"optimizer 0/norm/global", "optimizer 1/norm/global/target"} <= set(
+        learner.trainer.callback_metrics
+    )
 
 
 def test_an_optimizer_without_control_is_said(tmp_path):
@@ -116,12 +139,16 @@ def test_an_optimizer_without_control_is_said(tmp_path):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters())
 
-    with pytest.raises(TypeError, match=r"but configure_optimizers gave AdamW\. Return one from it, or leave the callback out"):
+    with pytest.raises(
+        TypeError,
+        match=r"but configure_optimizers gave AdamW\. Return one from it, or leave the callback out",
+    ):
         fit(tmp_path, learner=Plain())
 
 
 def with_fabric(folder: str, resume: bool, devices: int) -> list[float]:
-    """A loop of one's own with Fabric: the norms after each of eight steps, saved after four or resumed from there."""
+    """A loop of one's own with Fabric: the norms after each of eight steps, saved after four or
+    resumed from there."""
     fabric = Fabric(accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto")
     fabric.launch()
     model = SmallModel()
@@ -149,7 +176,9 @@ def test_fabric_resumes_bit_for_bit(tmp_path):
 
 
 def norms_of_fit(folder: str, resume: bool) -> list[float]:
-    return fit(Path(folder), Path(folder, "step=4.ckpt") if resume else None, devices=2, strategy="ddp").norms
+    return fit(
+        Path(folder), Path(folder, "step=4.ckpt") if resume else None, devices=2, strategy="ddp"
+    ).norms
 
 
 def fabric_on_two(folder: str, resume: bool) -> list[float]:

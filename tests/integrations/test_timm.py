@@ -1,4 +1,5 @@
-"""timm's groups, scheduler, checkpoints and averages. The checks are in with_timm.py, which says why they run apart."""
+"""timm's groups, scheduler, checkpoints and averages. The checks are in with_timm.py, which says
+why they run apart."""
 
 from __future__ import annotations
 
@@ -14,11 +15,14 @@ CHECKS = Path(__file__).parent / "with_timm.py"
 
 
 @pytest.mark.skipif(
-    not (Path(sys.prefix) / "timm").exists() and importlib.util.find_spec("timm") is None, reason="timm is not installed (make does it)"
+    not (Path(sys.prefix) / "timm").exists() and importlib.util.find_spec("timm") is None,
+    reason="timm is not installed (make does it)",
 )
 def test_timm():
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(CHECKS)], env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, str(CHECKS)], env=env, capture_output=True, text=True, timeout=240
+    )
     passed = [line for line in done.stdout.splitlines() if line.startswith("passed ")]
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(passed) == CHECKS.read_text().count("\ndef check_")

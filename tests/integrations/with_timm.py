@@ -1,8 +1,10 @@
-"""What is checked with timm, in a process of its own: ``python tests/integrations/with_timm.py`` runs every check and says which failed.
+"""What is checked with timm, in a process of its own: ``python tests/integrations/with_timm.py``
+runs every check and says which failed.
 
-timm imports torchvision, whose published Linux builds are for CUDA builds of torch. Beside a CPU build they only lack their
-compiled operators, and imported in the project's environment they would break every library that looks for torchvision. So the
-two are in a folder beside it, and the operators that torchvision expects to find are declared; nothing here calls them.
+timm imports torchvision, whose published Linux builds are for CUDA builds of torch. Beside a CPU
+build they only lack their compiled operators, and imported in the project's environment they would
+break every library that looks for torchvision. So the two are in a folder beside it, and the
+operators that torchvision expects to find are declared; nothing here calls them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ except RuntimeError:
     for name in [name for name in sys.modules if name.startswith("torchvision")]:
         del sys.modules[name]
     for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(
+            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
 
 import timm
 from timm.optim import create_optimizer_v2, param_groups_layer_decay
@@ -43,7 +47,15 @@ PAGE = Path(__file__).parents[2] / "docs/timm.md"
 
 def vit() -> torch.nn.Module:
     torch.manual_seed(0)
-    return timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=2, num_heads=2, num_classes=4)
+    return timm.create_model(
+        "vit_tiny_patch16_224",
+        img_size=16,
+        patch_size=8,
+        embed_dim=16,
+        depth=2,
+        num_heads=2,
+        num_classes=4,
+    )
 
 
 def train(model, optimizer, steps=range(10)) -> None:
@@ -64,12 +76,18 @@ def controlled(optimizer) -> set[int]:
 
 def check_by_name_it_controls_what_timm_would_decay() -> None:
     model = vit()
-    optimizer = create_optimizer_v2(model, opt="adamwn", lr=1e-3, weight_decay=0.05, betas=(0.9, 0.95), ratio=1.0)
+    optimizer = create_optimizer_v2(
+        model, opt="adamwn", lr=1e-3, weight_decay=0.05, betas=(0.9, 0.95), ratio=1.0
+    )
     adamw = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
-    decayed = {id(p) for group in adamw.param_groups if group["weight_decay"] for p in group["params"]}
+    decayed = {
+        id(p) for group in adamw.param_groups if group["weight_decay"] for p in group["params"]
+    }
     assert type(optimizer) is AdamWN
     assert controlled(optimizer) == decayed
-    assert id(model.pos_embed) not in decayed  # the model asks for no decay of it, though it has three dimensions
+    assert (
+        id(model.pos_embed) not in decayed
+    )  # the model asks for no decay of it, though it has three dimensions
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
 
 
@@ -81,7 +99,9 @@ def check_without_a_decay_the_matrices_are_controlled() -> None:
 
 def check_layer_decay_keeps_one_norm_over_all_layers() -> None:
     model = vit()
-    optimizer = create_optimizer_v2(model, opt="adamwn", lr=1e-2, weight_decay=0.05, layer_decay=0.7, ratio=2.0, rate=1.0)
+    optimizer = create_optimizer_v2(
+        model, opt="adamwn", lr=1e-2, weight_decay=0.05, layer_decay=0.7, ratio=2.0, rate=1.0
+    )
     assert len(optimizer.param_groups) > 4
     assert {"lr_scale"} <= set(optimizer.param_groups[0])
     held = [p for group in optimizer.param_groups if group["controlled"] for p in group["params"]]
@@ -97,13 +117,17 @@ def check_a_rate_that_follows_different_learning_rates_is_refused() -> None:
     for group in groups:
         group["lr"] = 1e-3 * group["lr_scale"]
     optimizer = AdamWN(groups, lr=1e-3, ratio=1.0, rate=lr_times(0.1))
-    with pytest.raises(ValueError, match="the groups that share the global norm have different ones"):
+    with pytest.raises(
+        ValueError, match="the groups that share the global norm have different ones"
+    ):
         train(model, optimizer)
 
 
 def check_an_average_is_given_its_norm_back() -> None:
     model = vit()
-    optimizer = create_optimizer_v2(model, opt="adamwn", lr=1e-2, weight_decay=0.05, ratio=linear(1, 2, steps=5), rate=1.0)
+    optimizer = create_optimizer_v2(
+        model, opt="adamwn", lr=1e-2, weight_decay=0.05, ratio=linear(1, 2, steps=5), rate=1.0
+    )
     average = ModelEmaV3(model, decay=0.5)
     for step in range(10):
         train(model, optimizer, [step])

@@ -1,4 +1,5 @@
-"""A headless chromium, driven through its own debugging pipe: no driver and no package between the tests and the browser."""
+"""A headless chromium, driven through its own debugging pipe: no driver and no package between the
+tests and the browser."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
 
 
 # Chromium reads commands from descriptor 3 and writes answers to 4.
@@ -25,26 +29,54 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 
 class Browser:
-    """One page in a browser. ``said`` collects exceptions, errors and warnings that the page causes."""
+    """One page in a browser. ``said`` collects exceptions, errors and warnings that the page
+    causes."""
 
     def __init__(self, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
         assert CHROMIUM
-        self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # its helpers may still be writing
+        self.profile = tempfile.TemporaryDirectory(
+            ignore_cleanup_errors=True
+        )  # its helpers may still be writing
         to_read, self.write_end = os.pipe()
         self.read_end, to_write = os.pipe()
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}"]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={self.profile.name}",
+        ]
 
-        words = [sys.executable, "-c", LAUNCH, str(to_read), str(to_write), CHROMIUM, *flags, "about:blank"]
+        words = [
+            sys.executable,
+            "-c",
+            LAUNCH,
+            str(to_read),
+            str(to_write),
+            CHROMIUM,
+            *flags,
+            "about:blank",
+        ]
         quiet = subprocess.DEVNULL
-        self.process = subprocess.Popen(words, pass_fds=(to_read, to_write), stdout=quiet, stderr=quiet)
+        self.process = subprocess.Popen(
+            words, pass_fds=(to_read, to_write), stdout=quiet, stderr=quiet
+        )
         os.close(to_read)
         os.close(to_write)
         self.number, self.buffer, self.session, self.said, self.events = 0, b"", None, [], []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -82,12 +114,16 @@ class Browser:
         method, params = event.get("method"), event.get("params", {})
         self.events.append(method)
         if method == "Runtime.exceptionThrown":
-            self.said.append(params["exceptionDetails"].get("exception", {}).get("description", str(params)))
+            self.said.append(
+                params["exceptionDetails"].get("exception", {}).get("description", str(params))
+            )
         if method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.said.append(params["entry"]["text"])
         if method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
             self.said.append(str(params["args"]))
-        if method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(("file:", "data:", "about:")):
+        if method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(
+            ("file:", "data:", "about:")
+        ):
             self.said.append(f"fetched {params['request']['url']}")
         return event
 
@@ -97,14 +133,24 @@ class Browser:
             self._receive()
 
     def js(self, expression: str) -> Any:
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        result = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in result:
             raise RuntimeError(result["exceptionDetails"])
         return result["result"].get("value")
 
     def mouse(self, kind: str, x: float, y: float, buttons: int = 0, clicks: int = 0) -> None:
         button = "left" if kind != "mouseMoved" or buttons else "none"
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, buttons=buttons, clickCount=clicks)
+        self.call(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=x,
+            y=y,
+            button=button,
+            buttons=buttons,
+            clickCount=clicks,
+        )
 
     def screenshot(self, path: Path, *, full: bool = False) -> None:
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=full)

@@ -20,15 +20,22 @@ torch.set_num_threads(1)
 
 def document(number: int) -> str:
     """Lines with something to learn in them."""
-    return "".join(f"the square of {i} is {i * i}, and its cube {i**3}\n" for i in range(20 * number, 20 * number + 20))
+    return "".join(
+        f"the square of {i} is {i * i}, and its cube {i**3}\n"
+        for i in range(20 * number, 20 * number + 20)
+    )
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 documents of a kilobyte, four of them to validate on, in bytes."""
     folder = tmp_path_factory.mktemp("corpus")
-    (folder / "squares.jsonl").write_text("".join(json.dumps({"text": document(i)}) + "\n" for i in range(200)))
-    return prepare(source(str(folder / "squares.jsonl")), folder / "data", "bytes", val_fraction=0.02)
+    (folder / "squares.jsonl").write_text(
+        "".join(json.dumps({"text": document(i)}) + "\n" for i in range(200))
+    )
+    return prepare(
+        source(str(folder / "squares.jsonl")), folder / "data", "bytes", val_fraction=0.02
+    )
 
 
 @pytest.fixture

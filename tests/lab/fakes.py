@@ -13,14 +13,30 @@ from normcontrol.lab.study.records import Results
 DATA = Data("digest")
 
 
-def record(cell: Cell, loss: float, *, ratio: float = 2.0, digest: str = "digest", owt: float | None = None, points: int = 5):
-    """A finished cell that ended at ``loss``, by way of a straight line from 10; not finite, it diverged."""
+def record(
+    cell: Cell,
+    loss: float,
+    *,
+    ratio: float = 2.0,
+    digest: str = "digest",
+    owt: float | None = None,
+    points: int = 5,
+):
+    """A finished cell that ended at ``loss``, by way of a straight line from 10; not finite, it
+    diverged."""
     steps = [round(cell.config.run.steps * i / (points - 1)) for i in range(points)]
     lines = [
-        {"step": s, "loss": 10 + (loss - 10) * i / (points - 1), "grad_norm": 1.0, "ratio": 1 + (ratio - 1) * i / (points - 1)}
+        {
+            "step": s,
+            "loss": 10 + (loss - 10) * i / (points - 1),
+            "grad_norm": 1.0,
+            "ratio": 1 + (ratio - 1) * i / (points - 1),
+        }
         for i, s in enumerate(steps)
     ]
-    lines += [{"step": s, "val_loss": 10 + (loss - 10) * i / (points - 1)} for i, s in enumerate(steps)]
+    lines += [
+        {"step": s, "val_loss": 10 + (loss - 10) * i / (points - 1)} for i, s in enumerate(steps)
+    ]
     if owt is not None:
         lines[-1]["val_loss_owt"] = owt
     environment = {
@@ -35,7 +51,9 @@ def record(cell: Cell, loss: float, *, ratio: float = 2.0, digest: str = "digest
         "data": {"folder": "data", "digest": digest, "tokenizer": "gpt2", "vocab": 1024},
     }
     error = "" if abs(loss) < 100 else "The loss or gradient was not finite"
-    return results.summarise(identity(cell.config, DATA), cell.config, environment, lines, 60.0, error)
+    return results.summarise(
+        identity(cell.config, DATA), cell.config, environment, lines, 60.0, error
+    )
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""Kill a run with SIGKILL at random moments, resume it each time, and compare it with an undisturbed one, bit by bit.
+"""Kill a run with SIGKILL at random moments, resume it each time, and compare it with an
+undisturbed one, bit by bit.
 
 ``python tests/lab/kills.py 20`` does so twenty times over one run; the tests do it a few times.
 """
@@ -35,7 +36,8 @@ def progress(out: Path) -> int:
 
 
 def killed_and_resumed(config: Config, out: Path, kills: int, size: int, seed: int = 0) -> None:
-    """Kill at random moments, all over the run: ``size`` is how many bytes of metrics an undisturbed one writes."""
+    """Kill at random moments, all over the run: ``size`` is how many bytes of metrics an
+    undisturbed one writes."""
     chance = random.Random(seed)
     for number, moment in enumerate(sorted(chance.uniform(0, size) for _ in range(kills)), 1):
         process = start(config, out)
@@ -54,23 +56,50 @@ def killed_and_resumed(config: Config, out: Path, kills: int, size: int, seed: i
 def differences(one: Path, two: Path) -> list[str]:
     """What is not equal in two runs' final weights, optimizer states and metrics."""
     first, second = (checkpoint.load(checkpoint.latest(out / "checkpoints")) for out in (one, two))
-    found = [name for name, weight in first["model"].items() if not torch.equal(weight, second["model"][name])]
+    found = [
+        name
+        for name, weight in first["model"].items()
+        if not torch.equal(weight, second["model"][name])
+    ]
     for own, other in zip(first["optimizers"], second["optimizers"], strict=True):
         for index, state in own["state"].items():
-            found += [f"state {index} {key}" for key, value in state.items() if not torch.equal(value, other["state"][index][key])]
+            found += [
+                f"state {index} {key}"
+                for key, value in state.items()
+                if not torch.equal(value, other["state"][index][key])
+            ]
     if (one / "metrics.jsonl").read_bytes() != (two / "metrics.jsonl").read_bytes():
         found.append("metrics")
     return found
 
 
 def main(kills: int) -> None:
-    tiny = Config().with_(layers=2, heads=2, width=64, context=64, tokens_per_step=1024, optimizer="AdamWN", warmup=10, ramp=20)
-    config = tiny.with_(steps=50 * kills, log_every=1, eval_every=50, checkpoint_every=10, device="cpu", tokenizer="bytes")
+    tiny = Config().with_(
+        layers=2,
+        heads=2,
+        width=64,
+        context=64,
+        tokens_per_step=1024,
+        optimizer="AdamWN",
+        warmup=10,
+        ramp=20,
+    )
+    config = tiny.with_(
+        steps=50 * kills,
+        log_every=1,
+        eval_every=50,
+        checkpoint_every=10,
+        device="cpu",
+        tokenizer="bytes",
+    )
     with tempfile.TemporaryDirectory() as folder:
         train(config, Path(folder) / "whole")
         killed_and_resumed(config, Path(folder) / "killed", kills, progress(Path(folder) / "whole"))
         found = differences(Path(folder) / "whole", Path(folder) / "killed")
-    print(f"{kills} kills, {config.run.steps} steps: {'bit-equal' if not found else 'DIFFERENT in ' + ', '.join(found)}")
+    print(
+        f"{kills} kills, {config.run.steps} steps: "
+        f"{'bit-equal' if not found else 'DIFFERENT in ' + ', '.join(found)}"
+    )
     sys.exit(bool(found))
 
 

@@ -1,4 +1,5 @@
-"""The table of docs/methods.md, made from the methods themselves: ``python tests/methods/methods_table.py`` writes it."""
+"""The table of docs/methods.md, made from the methods themselves: ``python
+tests/methods/methods_table.py`` writes it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ PLACE = re.compile(r"(?<=<!-- methods -->\n).*?(?=\n<!-- end -->)", re.S)
 
 def table() -> str:
     head = ["| method | function | scope | target | law | reference |", "|---|---|---|---|---|---|"]
-    rows = [f"| {m.name} | `{m.build.__name__}` | {m.scope} | {m.target} | {m.law} | {m.reference} |" for m in METHODS.values()]
+    rows = [
+        f"| {m.name} | `{m.build.__name__}` | {m.scope} | {m.target} | {m.law} | {m.reference} |"
+        for m in METHODS.values()
+    ]
     return "\n".join(head + rows)
 
 

@@ -1,4 +1,5 @@
-"""Every published method against a plain implementation of its definition, written from the formulas alone."""
+"""Every published method against a plain implementation of its definition, written from the
+formulas alone."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ SHAPES = ((6, 4), (3, 7))
 
 def weights(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype) * 0.5) for shape in SHAPES]
+    return [
+        nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype) * 0.5) for shape in SHAPES
+    ]
 
 
 def gradients(step: int, like: list[Tensor]) -> list[Tensor]:
@@ -31,7 +34,11 @@ class PlainAdam:
     """Adam's direction u, from Kingma and Ba."""
 
     def __init__(self, like: list[Tensor]) -> None:
-        self.m, self.v, self.t = [torch.zeros_like(w) for w in like], [torch.zeros_like(w) for w in like], 0
+        self.m, self.v, self.t = (
+            [torch.zeros_like(w) for w in like],
+            [torch.zeros_like(w) for w in like],
+            0,
+        )
 
     def __call__(self, grads: list[Tensor]) -> list[Tensor]:
         self.t += 1
@@ -39,7 +46,11 @@ class PlainAdam:
         for i, g in enumerate(grads):
             self.m[i] = BETAS[0] * self.m[i] + (1 - BETAS[0]) * g
             self.v[i] = BETAS[1] * self.v[i] + (1 - BETAS[1]) * g * g
-            found.append(self.m[i] / (1 - BETAS[0] ** self.t) / ((self.v[i] / (1 - BETAS[1] ** self.t)).sqrt() + EPS))
+            found.append(
+                self.m[i]
+                / (1 - BETAS[0] ** self.t)
+                / ((self.v[i] / (1 - BETAS[1] ** self.t)).sqrt() + EPS)
+            )
         return found
 
 
@@ -97,12 +108,18 @@ INITIAL = [w.detach().clone() for w in weights()]
 def test_hanson_and_pratt_decay():
     params = weights()
     opt = methods.hanson_pratt(params, lr=LR, weight_decay=0.03)
-    close(ours(opt, STEPS, params), defined(lambda w, u, lr, i, t: (1 - 0.03) * w - lr * u, direction=Plain))
+    close(
+        ours(opt, STEPS, params),
+        defined(lambda w, u, lr, i, t: (1 - 0.03) * w - lr * u, direction=Plain),
+    )
 
 
 def test_adamw_in_both_conventions():
     params = weights()
-    close(ours(methods.adamw(params, weight_decay=0.3, **ADAM), STEPS, params), defined(lambda w, u, lr, i, t: w - lr * u - lr * 0.3 * w))
+    close(
+        ours(methods.adamw(params, weight_decay=0.3, **ADAM), STEPS, params),
+        defined(lambda w, u, lr, i, t: w - lr * u - lr * 0.3 * w),
+    )
     params = weights()
     opt = methods.adamw_decoupled(params, weight_decay=0.01, **ADAM)
     close(ours(opt, STEPS, params), defined(lambda w, u, lr, i, t: w - lr * u - lr / LR * 0.01 * w))
@@ -126,13 +143,19 @@ def test_adam_with_l2_regularisation():
         return w - lr * u
 
     params = weights()
-    close(ours(methods.adam_l2(params, weight_decay=0.2, **ADAM), STEPS, params), defined(rule, direction=WithWeights))
+    close(
+        ours(methods.adam_l2(params, weight_decay=0.2, **ADAM), STEPS, params),
+        defined(rule, direction=WithWeights),
+    )
 
 
 def test_adamc():
     params = weights()
     opt = methods.adamc(params, weight_decay=0.5, lr_max=0.02, **ADAM)
-    close(ours(opt, STEPS, params), defined(lambda w, u, lr, i, t: w - lr * u - 0.5 * lr**2 / 0.02 * w))
+    close(
+        ours(opt, STEPS, params),
+        defined(lambda w, u, lr, i, t: w - lr * u - 0.5 * lr**2 / 0.02 * w),
+    )
 
 
 def test_adamwn_is_the_joint_norm():
@@ -154,7 +177,10 @@ def test_max_norm():
         w = w - lr * u
         return w * (1.2 / rows(w)).clamp(max=1)
 
-    close(ours(methods.max_norm(params, lr=LR, norm=1.2), STEPS, params), defined(rule, direction=Plain))
+    close(
+        ours(methods.max_norm(params, lr=LR, norm=1.2), STEPS, params),
+        defined(rule, direction=Plain),
+    )
 
 
 def test_min_max_norm():
@@ -192,7 +218,10 @@ def test_lawn():
 
 def test_ngpt_and_edm2():
     params = weights()
-    close(ours(methods.ngpt(params, **ADAM), STEPS, params), defined(lambda w, u, lr, i, t: (w - lr * u) / rows(w - lr * u)))
+    close(
+        ours(methods.ngpt(params, **ADAM), STEPS, params),
+        defined(lambda w, u, lr, i, t: (w - lr * u) / rows(w - lr * u)),
+    )
     params = weights()
     columns = defined(lambda w, u, lr, i, t: (w - lr * u) / (w - lr * u).norm(dim=0, keepdim=True))
     close(ours(methods.ngpt(params, scope="col", **ADAM), STEPS, params), columns)
@@ -202,14 +231,17 @@ def test_ngpt_and_edm2():
 
 
 def cpr(kappa_of) -> list[Tensor]:
-    """lambda <- max(0, lambda + (R - kappa) / n); theta <- theta (1 - 2 lambda), with no learning rate."""
+    """lambda <- max(0, lambda + (R - kappa) / n); theta <- theta (1 - 2 lambda), with no learning
+    rate."""
     multiplier = [0.0, 0.0]
 
     def rule(w, u, lr, i, t):
         w = w - lr * u
         square = float(w.square().sum())
         kappa = kappa_of(i, t, square)
-        multiplier[i] = max(0.0, multiplier[i] + (square - kappa) / w.numel()) if math.isfinite(kappa) else 0.0
+        multiplier[i] = (
+            max(0.0, multiplier[i] + (square - kappa) / w.numel()) if math.isfinite(kappa) else 0.0
+        )
         return w * (1 - 2 * multiplier[i])
 
     return defined(rule)
@@ -384,7 +416,9 @@ def test_every_method_is_in_the_table_and_steps():
             continue
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         groups = model if name == "weight-norm" else hidden(model)
-        for opt in method(groups, lr=1e-2, weight_decay=0.1, largest_logits=lambda p: torch.ones(2)):
+        for opt in method(
+            groups, lr=1e-2, weight_decay=0.1, largest_logits=lambda p: torch.ones(2)
+        ):
             for group in opt.param_groups:
                 for p in group["params"]:
                     p.grad = torch.ones_like(p)
@@ -393,7 +427,10 @@ def test_every_method_is_in_the_table_and_steps():
         assert all(p.isfinite().all() for p in model.parameters()), name
 
 
-@pytest.mark.parametrize("name", ["CPR-WS", "CPR-IP", "CPR-kI0", "AdamH", "LAWN", "rotational", "cautious", "spectral", "NaP"])
+@pytest.mark.parametrize(
+    "name",
+    ["CPR-WS", "CPR-IP", "CPR-kI0", "AdamH", "LAWN", "rotational", "cautious", "spectral", "NaP"],
+)
 def test_resuming_gives_the_same_bits(name, tmp_path):
     def make() -> tuple[list[nn.Parameter], NormControl]:
         params = weights(torch.float32)
@@ -418,18 +455,41 @@ def test_resuming_gives_the_same_bits(name, tmp_path):
     [
         (lambda: methods.find("hyperbola"), "There is no method 'hyperbola'"),
         (lambda: methods.find("cpr-ki"), "Do you mean CPR-kI0"),
-        (lambda: methods.muonh([{"params": [nn.Parameter(torch.ones(3))], "controlled": True}]), "MuonH holds matrices, but a tensor has"),
+        (
+            lambda: methods.muonh([{"params": [nn.Parameter(torch.ones(3))], "controlled": True}]),
+            "MuonH holds matrices, but a tensor has",
+        ),
         (lambda: methods.muonh(nn.Linear(2, 2).parameters()), r"muonh\(hidden\(model\)\)"),
         (lambda: hidden(nn.Embedding(4, 4)), "No matrix of the model counts as hidden"),
         (lambda: methods.weight_normalised(nn.Linear(2, 2).parameters()), "it needs the model"),
         (lambda: methods.nap(weights(), n=0), "every got n=0"),
         (lambda: AdamWN(weights(), start=-1), "start=-1 is not known"),
-        (lambda: AdamWN(weights(), norm=1.0, start=5), "start=5 takes the norm of that moment as the reference"),
-        (lambda: NormControl(torch.optim.SGD(weights(), lr=0.1), size="area"), "size='area' is not known"),
-        (lambda: NormControl(torch.optim.SGD(weights(), lr=0.1), size="spectral"), "size='spectral' is a matrix's own"),
-        (lambda: NormControl(torch.optim.SGD(weights(), lr=0.1), size=lambda p: p.abs().max()), "has no initial value"),
-        (lambda: NormControl(torch.optim.SGD(weights(), lr=0.1), cautious=True, order="before"), "needs order='after'"),
-        (lambda: NormControl(torch.optim.SGD(weights(torch.bfloat16), lr=0.1), relative_step=0.1), "bf16 and fp16 cannot hold"),
+        (
+            lambda: AdamWN(weights(), norm=1.0, start=5),
+            "start=5 takes the norm of that moment as the reference",
+        ),
+        (
+            lambda: NormControl(torch.optim.SGD(weights(), lr=0.1), size="area"),
+            "size='area' is not known",
+        ),
+        (
+            lambda: NormControl(torch.optim.SGD(weights(), lr=0.1), size="spectral"),
+            "size='spectral' is a matrix's own",
+        ),
+        (
+            lambda: NormControl(torch.optim.SGD(weights(), lr=0.1), size=lambda p: p.abs().max()),
+            "has no initial value",
+        ),
+        (
+            lambda: NormControl(torch.optim.SGD(weights(), lr=0.1), cautious=True, order="before"),
+            "needs order='after'",
+        ),
+        (
+            lambda: NormControl(
+                torch.optim.SGD(weights(torch.bfloat16), lr=0.1), relative_step=0.1
+            ),
+            "bf16 and fp16 cannot hold",
+        ),
         (lambda: AdamWN([{"params": weights(), "cautious": True}]), "AdamWN makes its own step"),
     ],
 )
@@ -439,7 +499,9 @@ def test_bad_input_gets_a_sentence(make, message):
 
 
 def test_a_statistic_must_fit_the_parts():
-    opt = NormControl(torch.optim.SGD(weights(), lr=0.1), norm=1.0, scope="row", size=lambda p: torch.ones(5))
+    opt = NormControl(
+        torch.optim.SGD(weights(), lr=0.1), norm=1.0, scope="row", size=lambda p: torch.ones(5)
+    )
     opt.param_groups[0]["params"][0].grad = torch.ones(6, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match="gave 5 numbers for a tensor of shape"):
         opt.step()
@@ -460,7 +522,9 @@ def test_min_max_norm_is_keras_own(monkeypatch):
     for step in range(1, 20):
         (grad,) = gradients(step, params)
         with torch.no_grad():
-            twin.copy_(params[0])  # step by step: Keras divides by the norm plus 1e-7, which would add up
+            twin.copy_(
+                params[0]
+            )  # step by step: Keras divides by the norm plus 1e-7, which would add up
         twin.grad, params[0].grad = grad.clone(), grad.clone()
         adam.step()
         opt.step()

@@ -1,4 +1,5 @@
-"""Recipes converted: what is said to be equal is equal, in the prediction and, for AdamWN and AdamC, in a real training."""
+"""Recipes converted: what is said to be equal is equal, in the prediction and, for AdamWN and
+AdamC, in a real training."""
 
 from __future__ import annotations
 
@@ -37,10 +38,14 @@ def plan():
 
 
 def updates(prediction, classes=None):
-    """lr / rms before every step, over some classes together, from the squares of the prediction itself."""
+    """lr / rms before every step, over some classes together, from the squares of the prediction
+    itself."""
     kept = [c for c in prediction.classes if classes is None or c.weights.name in classes]
     count = sum(c.weights.count for c in kept)
-    return [x / math.sqrt(sum(c.weights.count * float(c.squares[t]) for c in kept) / count) for t, x in enumerate(LRS)]
+    return [
+        x / math.sqrt(sum(c.weights.count * float(c.squares[t]) for c in kept) / count)
+        for t, x in enumerate(LRS)
+    ]
 
 
 def test_adamwn_of_equal_norm_or_update(plan):
@@ -49,14 +54,20 @@ def test_adamwn_of_equal_norm_or_update(plan):
     assert "the joint norm at the end" in norm.equates
     curve = update.settings["ratio"]
     assert isinstance(curve, trace)
-    assert [curve(t) for t in (0, 1000, STEPS)] == pytest.approx([plan.ratios[t] for t in (0, 1000, STEPS)])
+    assert [curve(t) for t in (0, 1000, STEPS)] == pytest.approx(
+        [plan.ratios[t] for t in (0, 1000, STEPS)]
+    )
     assert "size of every update" in update.equates
-    AdamWN([nn.Parameter(torch.ones(2, 2))], lr=1e-3, **norm.settings)  # they are AdamWN's own arguments
+    AdamWN(
+        [nn.Parameter(torch.ones(2, 2))], lr=1e-3, **norm.settings
+    )  # they are AdamWN's own arguments
 
 
 def test_adamc_of_equal_norm_ends_at_the_same_norm(plan):
     decay = recipes.adamc(plan).settings["weight_decay"]
-    assert predict.adamc(CLASSES, LRS, decay, constants=0.9).ratio == pytest.approx(plan.ratio, rel=1e-6)
+    assert predict.adamc(CLASSES, LRS, decay, constants=0.9).ratio == pytest.approx(
+        plan.ratio, rel=1e-6
+    )
     assert decay > 0.3 * 1.3  # since it decays less towards the end
 
 
@@ -72,10 +83,15 @@ def test_adamh_of_equal_update_has_the_hidden_matrices_relative_updates(plan):
     recipe = recipes.adamh(plan, beta1=0.9)
     wanted = [math.sqrt(0.1 / 1.9) * u for u in updates(plan, ("up", "down"))]
     given = recipe.settings["lr"]
-    assert [given(t) for t in (1, 2000, STEPS)] == pytest.approx([wanted[t - 1] for t in (1, 2000, STEPS)], rel=0.01)
+    assert [given(t) for t in (1, 2000, STEPS)] == pytest.approx(
+        [wanted[t - 1] for t in (1, 2000, STEPS)], rel=0.01
+    )
     assert set(recipe.settings) == {"lr"}
     scaled = recipes.adamh(plan, equal="norm").settings["init_scale"]
-    start, end = (math.sqrt(sum(c.weights.count * x(c) ** 2 for c in plan.classes[1:])) for x in (lambda c: c.weights.rms, lambda c: c.rms))
+    start, end = (
+        math.sqrt(sum(c.weights.count * x(c) ** 2 for c in plan.classes[1:]))
+        for x in (lambda c: c.weights.rms, lambda c: c.rms)
+    )
     assert scaled == pytest.approx(end / start)
 
 
@@ -93,18 +109,24 @@ def test_adam_on_noise_makes_updates_of_the_size_that_is_said():
         weight.grad = torch.randn(60, 60, generator=generator)
         before = weight.detach().clone()
         adam.step()
-    assert (weight.detach() - before).square().mean().sqrt().item() / 1e-3 == pytest.approx(recipes.update_size(0.9), rel=0.05)
+    assert (weight.detach() - before).square().mean().sqrt().item() / 1e-3 == pytest.approx(
+        recipes.update_size(0.9), rel=0.05
+    )
 
 
 def test_there_and_back_again(plan):
     same = {"steps": STEPS, "constants": 0.9}
     from_adamwn = recipes.adamw(CLASSES, LRS, ratio=recipes.adamwn(plan).settings["ratio"], **same)
     assert from_adamwn.settings["weight_decay"] == pytest.approx(0.3, rel=1e-6)
-    from_adamc = recipes.adamw(CLASSES, LRS, adamc_decay=recipes.adamc(plan).settings["weight_decay"], **same)
+    from_adamc = recipes.adamw(
+        CLASSES, LRS, adamc_decay=recipes.adamc(plan).settings["weight_decay"], **same
+    )
     assert from_adamc.settings["weight_decay"] == pytest.approx(0.3, rel=1e-6)
     hidden = predict.adamw(CLASSES[1:], LRS, 0.3, constants=0.9)
     at_end = recipes.adamh(hidden).settings["lr"](STEPS)
-    back = recipes.adamw(CLASSES, LRS, adamh_lr=at_end * max(LRS) / LRS[-1], **same)  # its peak, were its shape that of AdamW's
+    back = recipes.adamw(
+        CLASSES, LRS, adamh_lr=at_end * max(LRS) / LRS[-1], **same
+    )  # its peak, were its shape that of AdamW's
     assert back.settings["weight_decay"] == pytest.approx(0.3, rel=0.01)
     assert "for the hidden matrices together" in back.equates
 
@@ -112,7 +134,10 @@ def test_there_and_back_again(plan):
 def test_doubts_go_with_the_recipe():
     with pytest.warns(UserWarning, match="tied to the head"):
         short = predict.adamw(SmallModel(), 1e-2, 0.1, steps=100)
-    assert all(recipes_of(short).doubts == short.doubts for recipes_of in (recipes.adamwn, recipes.adamc, recipes.adamh))
+    assert all(
+        recipes_of(short).doubts == short.doubts
+        for recipes_of in (recipes.adamwn, recipes.adamc, recipes.adamh)
+    )
     assert "DOUBTFUL" in str(recipes.adamwn(short))
     with pytest.warns(UserWarning, match="tied to the head"):
         back = recipes.adamw(SmallModel(), 1e-2, steps=100, ratio=1.02)
@@ -122,13 +147,28 @@ def test_doubts_go_with_the_recipe():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda plan: recipes.adamwn(plan, equal="loss"), r"equal='loss' is not known: give 'norm' \(at the end\) or 'update'"),
-        (lambda plan: recipes.adamw(CLASSES, LRS), r"0 of ratio=, adamc_decay= and adamh_lr= were given"),
-        (lambda plan: recipes.adamw(CLASSES, LRS, ratio=2.0, adamh_lr=0.1), r"2 of ratio=, adamc_decay= and adamh_lr= were given"),
+        (
+            lambda plan: recipes.adamwn(plan, equal="loss"),
+            r"equal='loss' is not known: give 'norm' \(at the end\) or 'update'",
+        ),
+        (
+            lambda plan: recipes.adamw(CLASSES, LRS),
+            r"0 of ratio=, adamc_decay= and adamh_lr= were given",
+        ),
+        (
+            lambda plan: recipes.adamw(CLASSES, LRS, ratio=2.0, adamh_lr=0.1),
+            r"2 of ratio=, adamc_decay= and adamh_lr= were given",
+        ),
         (lambda plan: recipes.adamw(CLASSES, LRS, ratio=50.0), r"No decay gives a ratio of 50"),
-        (lambda plan: recipes.adamw(CLASSES, LRS, adamh_lr=0.0), r"adamh_lr=0.0: it is the relative size of an update"),
+        (
+            lambda plan: recipes.adamw(CLASSES, LRS, adamh_lr=0.0),
+            r"adamh_lr=0.0: it is the relative size of an update",
+        ),
         (lambda plan: recipes.adamh(plan, beta1=1.0), r"beta1=1.0: Adam's momentum is in \[0, 1\)"),
-        (lambda plan: recipes.adamh(predict.adamw(CLASSES[:1], LRS, 0.3)), r"no hidden matrices, to which AdamH belongs"),
+        (
+            lambda plan: recipes.adamh(predict.adamw(CLASSES[:1], LRS, 0.3)),
+            r"no hidden matrices, to which AdamH belongs",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_refused_in_a_sentence(plan, call, sentence):
@@ -139,18 +179,31 @@ def test_what_cannot_be_converted_is_refused_in_a_sentence(plan, call, sentence)
 # A real training: a small language model of normalised layers
 
 
-TEXT = torch.tensor(list("".join(f"the square of {i} is {i * i}, and its cube {i**3}\n" for i in range(4000)).encode()))
+TEXT = torch.tensor(
+    list(
+        "".join(
+            f"the square of {i} is {i * i}, and its cube {i**3}\n" for i in range(4000)
+        ).encode()
+    )
+)
 PEAK, LENGTH = 5e-3, 500
 
 
 class Net(nn.Module):
-    """The next byte from the last four: three normalised layers, whose norms are compared, and a head that is left alone."""
+    """The next byte from the last four: three normalised layers, whose norms are compared, and a
+    head that is left alone."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(256, 16).requires_grad_(False)
-        self.hidden = nn.ModuleList([nn.Linear(64, 32, bias=False), nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)])
+        self.hidden = nn.ModuleList(
+            [
+                nn.Linear(64, 32, bias=False),
+                nn.Linear(32, 32, bias=False),
+                nn.Linear(32, 32, bias=False),
+            ]
+        )
         self.head = nn.Linear(32, 256, bias=False)
 
     def forward(self, x):
@@ -173,7 +226,8 @@ def rate_at(t: int) -> float:
 
 
 def learn(make):
-    """Train; returns the ratios at every 20th step and the effective decay of every step under control."""
+    """Train; returns the ratios at every 20th step and the effective decay of every step under
+    control."""
     model, decays = Net(), []
     opt = make(model)
     norms = NormTrace(opt, every=20, angles=True)
@@ -192,7 +246,10 @@ def learn(make):
 
 def groups(model, decay, **control):
     hidden, head = list(model.hidden.named_parameters()), list(model.head.named_parameters())
-    return [{"params": hidden, "weight_decay": decay, **control}, {"params": head, "weight_decay": 0.0}]
+    return [
+        {"params": hidden, "weight_decay": decay, **control},
+        {"params": head, "weight_decay": 0.0},
+    ]
 
 
 def test_adamh_is_told_to_turn_as_much_as_adamw_turned():
@@ -213,12 +270,19 @@ def test_adamwn_at_a_constant_ratio_is_adamc_at_the_predicted_decay():
     count = sum(c.count for c in weights)
     mean = sum(c.count * constants[c.name].value for c in weights) / count
     square = sum(c.count * c.rms**2 for c in weights) / count
-    decay = mean * PEAK / (2 * square)  #                     lam_t = C lr_t / (2 rms^2), at the peak
-    assert decay == pytest.approx(predict.decay_for(weights, 1.0, rate_at, steps=LENGTH, constants=constants, method="AdamC"), rel=0.05)
+    decay = (
+        mean * PEAK / (2 * square)
+    )  #                     lam_t = C lr_t / (2 rms^2), at the peak
+    assert decay == pytest.approx(
+        predict.decay_for(weights, 1.0, rate_at, steps=LENGTH, constants=constants, method="AdamC"),
+        rel=0.05,
+    )
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        adamwn, decays = learn(lambda m: AdamWN(groups(m, 0.1), betas=(0.9, 0.95), ratio=1.0, rate=0.1))
+        adamwn, decays = learn(
+            lambda m: AdamWN(groups(m, 0.1), betas=(0.9, 0.95), ratio=1.0, rate=0.1)
+        )
 
     def adamc_(m):
         base = torch.optim.AdamW(groups(m, 0.0), betas=(0.9, 0.95), weight_decay=0.0)
@@ -229,7 +293,10 @@ def test_adamwn_at_a_constant_ratio_is_adamc_at_the_predicted_decay():
     free, _ = learn(lambda m: torch.optim.AdamW(groups(m, 1e-12), betas=(0.9, 0.95)))
     assert adamc.ratios == pytest.approx(adamwn.ratios, rel=0.025)  # the same trajectory
     assert free.ratios[-1] > 1.1  # which is not that of weights left alone
-    # And AdamWN chose AdamC's decay by itself: lam_t * lr_t is in proportion to lr_t^2, while there is much to take back.
+    # And AdamWN chose AdamC's decay by itself: lam_t * lr_t is in proportion to lr_t^2, while there
+    # is much to take back.
     for part in (range(50, 200), range(200, 350)):
-        own = sum(decays[t] * rate_at(t + 1) for t in part) / sum(rate_at(t + 1) ** 2 / PEAK for t in part)
+        own = sum(decays[t] * rate_at(t + 1) for t in part) / sum(
+            rate_at(t + 1) ** 2 / PEAK for t in part
+        )
         assert own == pytest.approx(decay, rel=0.2)

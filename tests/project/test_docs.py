@@ -1,4 +1,5 @@
-"""The README and the docs are true: every Python example runs, outputs are what they say, links lead somewhere."""
+"""The README and the docs are true: every Python example runs, outputs are what they say, links
+lead somewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def name(page: Path) -> str:
 def test_every_python_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))  # traced, but not built: seconds
+    monkeypatch.setattr(
+        torch, "compile", functools.partial(torch.compile, backend="eager")
+    )  # traced, but not built: seconds
     monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
     torch.manual_seed(0)
     namespace: dict = {"__name__": page.stem}
@@ -43,18 +46,23 @@ def test_every_python_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys
                 warnings.filterwarnings("ignore", message="AdamWN does not decay")
                 exec(compile("\n" * line + block[2], str(page), "exec"), namespace)
             printed = capsys.readouterr().out
-        elif block[1] == "text" and printed:  # the output of the example before it, or the beginning of it
+        elif (
+            block[1] == "text" and printed
+        ):  # the output of the example before it, or the beginning of it
             assert_alike(block[2], printed)
             printed = ""
 
 
 def assert_alike(shown: str, printed: str) -> None:
-    """The same words, and numbers equal to two digits: the last ones may differ between machines."""
+    """The same words, and numbers equal to two digits: the last ones may differ between
+    machines."""
     lines = printed.splitlines()[: len(shown.splitlines())]
     words = [NUMBER.sub("#", line).split() for line in lines]
     assert [NUMBER.sub("#", line).split() for line in shown.splitlines()] == words
     for ours, theirs in zip(NUMBER.findall(shown), NUMBER.findall("\n".join(lines)), strict=True):
-        assert float(ours.replace(",", "")) == pytest.approx(float(theirs.replace(",", "")), rel=0.01), shown
+        assert float(ours.replace(",", "")) == pytest.approx(
+            float(theirs.replace(",", "")), rel=0.01
+        ), shown
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
@@ -81,7 +89,11 @@ def test_every_public_name_has_its_place_in_the_reference():
 
 @pytest.mark.parametrize("of", ["AdamWN", "NormControl", "NormTrace", "param_groups", "reproject_"])
 def test_the_reference_gives_the_signature(of):
-    shown = next(block[2] for block in FENCED.finditer((ROOT / "docs/api.md").read_text()) if block[2].startswith(of + "("))
+    shown = next(
+        block[2]
+        for block in FENCED.finditer((ROOT / "docs/api.md").read_text())
+        if block[2].startswith(of + "(")
+    )
     shown = re.sub(r"\s+", " ", shown)
     for parameter in list(inspect.signature(getattr(normcontrol, of)).parameters.values()):
         default = parameter.default
@@ -95,18 +107,30 @@ def test_the_reference_gives_the_signature(of):
 
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs/README.md").read_text()
-    assert {p.name for p in (ROOT / "docs").glob("*.md")} - {"README.md"} == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
+    assert {p.name for p in (ROOT / "docs").glob("*.md")} - {"README.md"} == set(
+        re.findall(r"\]\(([\w-]+\.md)\)", index)
+    )
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
     named = re.findall(r"^ +- .+: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     made = ["changes.md", "index.md", "reference.md"]  # by tools/site.py
-    assert sorted(named) == sorted([p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md"] + made)
+    assert sorted(named) == sorted(
+        [p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md"] + made
+    )
 
 
 def run(*command: str, cwd: Path) -> str:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *command], cwd=cwd, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=env,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
 
 
 def test_the_quickstart_runs(tmp_path):
@@ -123,13 +147,16 @@ def test_the_benchmark_runs(tmp_path):
 
 def test_the_figures_are_those_the_script_makes():
     script = (ROOT / "docs/figures/make_figures.py").read_text()
-    made = set(re.findall(r'save\(figure, "([\w.]+)"\)', script)) | {
-        "quickstart.png",
-        "demo.png",
-        "predict.png",
-        "predict_small.png",
-        "grokking.png",
-    }  # these are made by make quickstart, make demo, benchmarks/predict.py and examples/grokking.py
+    made = (
+        set(re.findall(r'save\(figure, "([\w.]+)"\)', script))
+        | {
+            "quickstart.png",
+            "demo.png",
+            "predict.png",
+            "predict_small.png",
+            "grokking.png",
+        }
+    )  # these are made by make quickstart, make demo, benchmarks/predict.py and examples/grokking.py
     assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made
 
 
@@ -143,7 +170,9 @@ def test_the_results_page_is_what_the_results_say():
     sys.path.insert(0, str(ROOT / "docs"))
     import make_results
 
-    assert (ROOT / "docs/results.md").read_text() == make_results.text(ROOT / "results"), "run python docs/make_results.py"
+    assert (ROOT / "docs/results.md").read_text() == make_results.text(ROOT / "results"), (
+        "run python docs/make_results.py"
+    )
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small"])

@@ -21,7 +21,16 @@ def site(tmp_path_factory):
     pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -33,12 +42,17 @@ def test_every_link_leads_to_a_page(site):
     for page in pages:
         for target in re.findall(r'(?:href|src)="([^"#?]+)', page.read_text()):
             if not re.match(r"\w+:", target):
-                assert (page.parent / unquote(target)).resolve().exists(), f"{page.relative_to(site)} links to {target}"
+                assert (page.parent / unquote(target)).resolve().exists(), (
+                    f"{page.relative_to(site)} links to {target}"
+                )
 
 
 def test_nothing_is_fetched_from_elsewhere_to_show_a_page(site):
     for page in site.rglob("*.html"):
-        fetched = re.findall(r'(?:<script[^>]* src|<img[^>]* src|<link rel="stylesheet" href)="(https?:[^"]+)', page.read_text())
+        fetched = re.findall(
+            r'(?:<script[^>]* src|<img[^>]* src|<link rel="stylesheet" href)="(https?:[^"]+)',
+            page.read_text(),
+        )
         assert fetched == [], page
 
 
@@ -57,4 +71,7 @@ def test_docstrings_become_markdown():
         as_markdown = importlib.import_module("docstrings").as_markdown
     finally:
         sys.path.pop(0)
-    assert as_markdown("See :class:`A`.\n\n>>> 1 + 1\n2\n\nThe end.") == "See `A`.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nThe end."
+    assert (
+        as_markdown("See :class:`A`.\n\n>>> 1 + 1\n2\n\nThe end.")
+        == "See `A`.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nThe end."
+    )

@@ -1,4 +1,5 @@
-"""What the package declares is what was tested, and the page about it says what the last run found."""
+"""What the package declares is what was tested, and the page about it says what the last run
+found."""
 
 import json
 import re
@@ -24,7 +25,9 @@ def test_the_range_of_torch_begins_with_the_oldest_tested():
 def test_the_pythons_declared_are_tested():
     """In a row of the table, or by the run that this test is part of."""
     declared = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
-    assert set(declared) <= {row["python"] for row in TESTED} | {"3.11"}  # 3.11: the environment that the constraints pin
+    assert set(declared) <= {row["python"] for row in TESTED} | {
+        "3.11"
+    }  # 3.11: the environment that the constraints pin
     assert f'requires-python = ">={declared[0]}"' in PROJECT
 
 

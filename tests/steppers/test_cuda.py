@@ -1,6 +1,8 @@
-"""On CUDA: what torch's own implementations do there under control. The Triton kernels have tests of their own.
+"""On CUDA: what torch's own implementations do there under control. The Triton kernels have tests
+of their own.
 
-No step may wait for the device, a captured step must see its schedules move, and the arithmetic is that of torch's AdamW.
+No step may wait for the device, a captured step must see its schedules move, and the arithmetic is
+that of torch's AdamW.
 """
 
 import copy
@@ -13,7 +15,10 @@ from torch.nn import functional as F
 
 from normcontrol import AdamWN, NormControl, cosine, eta_times, linear, lr_times, trace
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make gpu-test")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make gpu-test"),
+]
 
 LR, DECAY = 3e-3, 0.1
 FOR_LOOP, FOREACH = {"foreach": False, "fused": False}, {"foreach": True}
@@ -28,9 +33,12 @@ def matrices(model):
 
 
 def gradients(model, t):
-    """Gradients that are a pure function of the step, made on the host and moved without waiting."""
+    """Gradients that are a pure function of the step, made on the host and moved without
+    waiting."""
     generator = torch.Generator().manual_seed(t)
-    return [torch.randn(p.shape, generator=generator).to("cuda", p.dtype) for p in model.parameters()]
+    return [
+        torch.randn(p.shape, generator=generator).to("cuda", p.dtype) for p in model.parameters()
+    ]
 
 
 def train(model, opt, steps, scheduler=None):
@@ -51,20 +59,26 @@ def assert_same_bits(ours, theirs):
 
 
 @pytest.mark.parametrize("implementation", [FOR_LOOP, FOREACH], ids=["for-loop", "foreach"])
-@pytest.mark.parametrize("flags", [{}, {"amsgrad": True}, {"maximize": True}, {"capturable": True}], ids=str)
+@pytest.mark.parametrize(
+    "flags", [{}, {"amsgrad": True}, {"maximize": True}, {"capturable": True}], ids=str
+)
 def test_adamw_is_adamwn_at_ratio_0_bit_for_bit(implementation, flags):
     theirs, ours = model_on_gpu(), model_on_gpu()
-    adamw = torch.optim.AdamW(theirs.parameters(), lr=LR, weight_decay=DECAY, **implementation, **flags)
+    adamw = torch.optim.AdamW(
+        theirs.parameters(), lr=LR, weight_decay=DECAY, **implementation, **flags
+    )
     groups = [{"params": list(ours.parameters()), "controlled": True}]
-    adamwn = AdamWN(groups, lr=LR, ratio=0.0, rate=lr_times(DECAY), order="before", **implementation, **flags)
+    adamwn = AdamWN(
+        groups, lr=LR, ratio=0.0, rate=lr_times(DECAY), order="before", **implementation, **flags
+    )
     for model, opt in ((theirs, adamw), (ours, adamwn)):
         train(model, opt, range(100), with_eta(opt))
     assert_same_bits(ours, theirs)
 
 
 def test_fused_adamw_too_up_to_the_rounding_of_its_decay():
-    """CUDA's fused kernel decays by a subtraction, p - lr * wd * p, where control multiplies: 100 steps may differ by 100
-    roundings of 2^-24."""
+    """CUDA's fused kernel decays by a subtraction, p - lr * wd * p, where control multiplies: 100
+    steps may differ by 100 roundings of 2^-24."""
     theirs, ours = model_on_gpu(), model_on_gpu()
     adamw = torch.optim.AdamW(theirs.parameters(), lr=LR, weight_decay=DECAY, fused=True)
     groups = [{"params": list(ours.parameters()), "controlled": True}]
@@ -79,7 +93,9 @@ def test_fused_adamw_too_up_to_the_rounding_of_its_decay():
 # The norm law
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
+)
 @pytest.mark.parametrize("scope", ["global", "tensor", "row", "col"])
 def test_the_norm_law(dtype, scope):
     model = model_on_gpu(dtype)
@@ -92,7 +108,9 @@ def test_the_norm_law(dtype, scope):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_weights_reach_their_target_from_a_fifth_away(dtype):
-    w = torch.nn.Parameter((0.02 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0))).to("cuda", dtype))
+    w = torch.nn.Parameter(
+        (0.02 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0))).to("cuda", dtype)
+    )
     first = total_norm([w])
     opt = NormControl(torch.optim.SGD([w], lr=0.1), ratio=1.2, rate=1e-2)
     for _ in range(800):
@@ -104,7 +122,9 @@ def test_low_precision_rounds_as_on_the_cpu():
     """The random bits are a hash of step and position: they do not depend on the device."""
     ends = []
     for device in ("cpu", "cuda"):
-        w = torch.nn.Parameter(torch.linspace(-1, 1, 6000).reshape(60, 100).to(device, torch.bfloat16))
+        w = torch.nn.Parameter(
+            torch.linspace(-1, 1, 6000).reshape(60, 100).to(device, torch.bfloat16)
+        )
         opt = NormControl(torch.optim.SGD([w], lr=0.1), norm=10.0, rate=2.0**-7)
         for _ in range(3):
             opt.step()
@@ -126,13 +146,20 @@ MAKERS = {
     "for-loop": lambda params, **s: AdamWN(params, lr=LR, **FOR_LOOP, **s),
     "foreach": lambda params, **s: AdamWN(params, lr=LR, **FOREACH, **s),
     "default": lambda params, **s: AdamWN(params, lr=LR, **s),
-    "around Adam": lambda params, **s: NormControl(torch.optim.Adam(params, lr=LR, fused=True), **s),
-    "around SGD": lambda params, **s: NormControl(torch.optim.SGD(params, lr=LR, momentum=0.9), **s),
+    "around Adam": lambda params, **s: NormControl(
+        torch.optim.Adam(params, lr=LR, fused=True), **s
+    ),
+    "around SGD": lambda params, **s: NormControl(
+        torch.optim.SGD(params, lr=LR, momentum=0.9), **s
+    ),
 }
 SETTINGS = {
     "numbers": {"ratio": 1.5, "rate": 0.1},
     "ramps": {"ratio": linear(1.0, 2.0, steps=5), "rate": cosine(0.1, 0.2, steps=5)},
-    "traces": {"ratio": trace([1.0 + 0.1 * i for i in range(40)]), "rate": trace([0.1, 0.2], steps=[0, 40])},
+    "traces": {
+        "ratio": trace([1.0 + 0.1 * i for i in range(40)]),
+        "rate": trace([0.1, 0.2], steps=[0, 40]),
+    },
     "functions": {"ratio": lambda step: 1.0 + 0.01 * step, "rate": lambda step: 0.1},
     "tied": {"ratio": 0.0, "rate": lr_times(0.1)},
     "tied to eta": {"ratio": 0.0, "rate": eta_times(0.1)},
@@ -191,8 +218,12 @@ def _fill(model, t):
 def test_a_captured_step_sees_its_schedules_move(kind, name):
     make = {
         "AdamWN": lambda params: AdamWN(params, lr=LR, capturable=True, **SETTINGS[name]),
-        "foreach": lambda params: AdamWN(params, lr=LR, capturable=True, foreach=True, **SETTINGS[name]),
-        "NormControl": lambda params: NormControl(torch.optim.Adam(params, lr=LR, capturable=True), **SETTINGS[name]),
+        "foreach": lambda params: AdamWN(
+            params, lr=LR, capturable=True, foreach=True, **SETTINGS[name]
+        ),
+        "NormControl": lambda params: NormControl(
+            torch.optim.Adam(params, lr=LR, capturable=True), **SETTINGS[name]
+        ),
     }[kind]
     model, eager = model_on_gpu(), model_on_gpu()
     opt, eager_opt = make(list(model.parameters())), make(list(eager.parameters()))
@@ -225,11 +256,18 @@ def scaled_step(model, opt, scaler, t, overflow=False):
 @pytest.mark.parametrize("scope", ["global", "row"])
 @pytest.mark.parametrize("kind", ["AdamWN", "foreach", "NormControl"])
 def test_an_overflow_step_leaves_weights_and_schedules_alone(kind, scope, order):
-    settings = {"ratio": linear(1.0, 2.0, steps=8), "rate": cosine(0.5, 0.1, steps=8), "scope": scope, "order": order}
+    settings = {
+        "ratio": linear(1.0, 2.0, steps=8),
+        "rate": cosine(0.5, 0.1, steps=8),
+        "scope": scope,
+        "order": order,
+    }
     make = {
         "AdamWN": lambda params: AdamWN(params, lr=LR, fused=True, **settings),
         "foreach": lambda params: AdamWN(params, lr=LR, foreach=True, **settings),
-        "NormControl": lambda params: NormControl(torch.optim.Adam(params, lr=LR, fused=True), **settings),
+        "NormControl": lambda params: NormControl(
+            torch.optim.Adam(params, lr=LR, fused=True), **settings
+        ),
     }[kind]
     model = model_on_gpu()
     opt = make(list(model.parameters()))

@@ -1,4 +1,5 @@
-"""Where torch's fused AdamW runs on a CPU, its own decay does the multiplication of order "after"."""
+"""Where torch's fused AdamW runs on a CPU, its own decay does the multiplication of order
+"after"."""
 
 import math
 
@@ -32,19 +33,28 @@ def test_it_is_what_fused_does_on_a_cpu_and_nothing_else_does():
     model = SmallModel(torch.float64)
     opt = AdamWN(model.parameters(), fused=True, **SETTINGS)
     train(model, opt, range(3))
-    assert type(opt._sets[0].weights) is Weights  # in which nothing may be off by float32's last place
+    assert (
+        type(opt._sets[0].weights) is Weights
+    )  # in which nothing may be off by float32's last place
 
 
 def test_it_follows_the_plain_path():
     folded, plain = SmallModel(), SmallModel()
-    opt, other = AdamWN(folded.parameters(), fused=True, **SETTINGS), AdamWN(plain.parameters(), fused=False, foreach=False, **SETTINGS)
+    opt, other = (
+        AdamWN(folded.parameters(), fused=True, **SETTINGS),
+        AdamWN(plain.parameters(), fused=False, foreach=False, **SETTINGS),
+    )
     for t in range(60):
         train(folded, opt, range(t, t + 1))
         train(plain, other, range(t, t + 1))
         assert abs(opt._sets[0].weights.debt - 1) <= TOLERANCE
     for p, q in zip(folded.parameters(), plain.parameters(), strict=True):
-        assert ((p - q).norm() / q.norm()).item() < 2e-5  # the two implementations of Adam themselves drift apart by as much
-    assert opt.norms()["global"].norm.item() == pytest.approx(other.norms()["global"].norm.item(), rel=1e-6)
+        assert (
+            (p - q).norm() / q.norm()
+        ).item() < 2e-5  # the two implementations of Adam themselves drift apart by as much
+    assert opt.norms()["global"].norm.item() == pytest.approx(
+        other.norms()["global"].norm.item(), rel=1e-6
+    )
 
 
 def test_one_step_is_exactly_the_law():
@@ -64,7 +74,9 @@ def test_smooth_norms_need_no_second_pass_and_a_jump_does(monkeypatch):
         opt.step()
     passes = []
     plain = Weights.apply_
-    monkeypatch.setattr(Weights, "apply_", lambda self, scale, step: (passes.append(1), plain(self, scale, step)))
+    monkeypatch.setattr(
+        Weights, "apply_", lambda self, scale, step: (passes.append(1), plain(self, scale, step))
+    )
     for _ in range(5):
         opt.step()
     assert passes == []

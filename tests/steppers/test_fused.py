@@ -1,6 +1,7 @@
 """The Triton kernels do what Algorithm 1 says: on a GPU, and on a CPU through Triton's interpreter.
 
-The interpreter must be asked for before Triton is imported, so without a GPU this file runs itself in a process of its own.
+The interpreter must be asked for before Triton is imported, so without a GPU this file runs itself
+in a process of its own.
 """
 
 import copy
@@ -28,32 +29,52 @@ SOME = [3, 513, 2100]
 LR, BETAS = 3e-3, (0.9, 0.95)
 
 pytestmark = [pytest.mark.cuda] if CUDA else []
-here = pytest.mark.skipif(not CUDA and not INTERPRETED, reason="runs in a process of its own, under Triton's interpreter")
+here = pytest.mark.skipif(
+    not CUDA and not INTERPRETED, reason="runs in a process of its own, under Triton's interpreter"
+)
 on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: make gpu-test")
 
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="the tests below run here")
 def test_the_kernels_under_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+    ]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 
 
 def tensors(sizes=SOME, dtype=torch.float32, shift=0) -> list[nn.Parameter]:
-    """One parameter of each size; ``shift`` moves them off the 16-byte boundary that allocations start at."""
+    """One parameter of each size; ``shift`` moves them off the 16-byte boundary that allocations
+    start at."""
     generator = torch.Generator().manual_seed(0)
     made = []
     for n in sizes:
         memory = torch.zeros(n + shift, dtype=dtype, device=DEVICE)
-        memory[shift:] = 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+        memory[shift:] = 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(
+            DEVICE, dtype
+        )
         made.append(nn.Parameter(memory[shift:]))
     return made
 
 
 def gradients(params: list[nn.Parameter], t: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(t)
-    return [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(DEVICE, p.dtype) for p in params]
+    return [
+        torch.randn(p.shape, generator=generator, dtype=torch.float64).to(DEVICE, p.dtype)
+        for p in params
+    ]
 
 
 def run(opt: AdamWN, params: list[nn.Parameter], steps=range(1, STEPS + 1)) -> None:
@@ -75,7 +96,10 @@ def kernels(params: list[nn.Parameter], groups=None, **settings) -> AdamWN:
 
 def worst(a, b) -> float:
     """The largest relative difference of two lists of tensors."""
-    return max(((x.detach().double() - y.detach().double()).norm() / y.detach().double().norm()).item() for x, y in zip(a, b, strict=True))
+    return max(
+        ((x.detach().double() - y.detach().double()).norm() / y.detach().double().norm()).item()
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 @here
@@ -99,14 +123,20 @@ def test_ragged_tensors_follow_algorithm_1(scope, order, shift):
     assert worst(params, [torch.from_numpy(w).to(DEVICE) for w in theta.values()]) < 1e-6
     if order == "after":
         true = math.sqrt(sum(np.sum(w**2) for w in theta.values()))
-        got = opt.norms()["global"].norm.item() if scope == "global" else math.sqrt(sum(r.norm.item() ** 2 for r in opt.norms().values()))
+        got = (
+            opt.norms()["global"].norm.item()
+            if scope == "global"
+            else math.sqrt(sum(r.norm.item() ** 2 for r in opt.norms().values()))
+        )
         assert got == pytest.approx(true, rel=1e-6)
 
 
 @here
 @pytest.mark.parametrize("scope", ["group", "row", "col", (0,)])
 def test_every_other_scope_matches_the_plain_path(scope):
-    ours = [nn.Parameter(p.detach().reshape(-1, 8)) for p in tensors([8 * n for n in (1, 5, 64, 130)])]
+    ours = [
+        nn.Parameter(p.detach().reshape(-1, 8)) for p in tensors([8 * n for n in (1, 5, 64, 130)])
+    ]
     theirs = copy.deepcopy(ours)
     settings = {"scope": scope, "ratio": 1.5, "rate": 0.1}
     run(kernels(ours, **settings), ours)
@@ -115,7 +145,11 @@ def test_every_other_scope_matches_the_plain_path(scope):
 
 
 @here
-@pytest.mark.parametrize("options", [{"amsgrad": True}, {"maximize": True}, {"eps": 1e-3}, {"lr": torch.tensor(1e-3)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"amsgrad": True}, {"maximize": True}, {"eps": 1e-3}, {"lr": torch.tensor(1e-3)}],
+    ids=str,
+)
 def test_the_options_of_adam(options):
     ours = tensors()
     theirs = copy.deepcopy(ours)
@@ -130,7 +164,8 @@ def test_the_options_of_adam(options):
 @here
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_is_right_on_average(dtype):
-    """Weights of one value, multiplied by a factor whose change is a fraction of their last place."""
+    """Weights of one value, multiplied by a factor whose change is a fraction of their last
+    place."""
     params = [nn.Parameter(torch.full((8_000,), 1.5, dtype=dtype, device=DEVICE))]
     opt = kernels(params, ratio=0.0, rate=2e-4)
     opt.param_groups[0]["lr"] = 0.0
@@ -183,7 +218,10 @@ def test_gradscaler_scales_are_undone():
     for t in range(1, 3):
         for p, g in zip(ours, gradients(ours, t), strict=True):
             p.grad = 1024 * g
-        scaled.grad_scale, scaled.found_inf = torch.full((1,), 1024.0, device=DEVICE), torch.zeros(1, device=DEVICE)
+        scaled.grad_scale, scaled.found_inf = (
+            torch.full((1,), 1024.0, device=DEVICE),
+            torch.zeros(1, device=DEVICE),
+        )
         scaled.step()
     assert worst(ours, theirs) < 1e-6
 
@@ -208,7 +246,8 @@ def test_max_grad_norm_is_clip_grad_norm(limit, fused):
 
 @here
 def test_weights_that_others_change_are_measured_again():
-    """Order "before" knows the norm from the last step's sums, unless someone wrote to the weights since."""
+    """Order "before" knows the norm from the last step's sums, unless someone wrote to the weights
+    since."""
     ours, theirs = tensors(), tensors()
     fast = kernels(ours, order="before", rate=0.5)
     plain = AdamWN(everything(theirs), LR, BETAS, fused=False, order="before", rate=0.5)
@@ -227,7 +266,8 @@ def test_weights_that_others_change_are_measured_again():
 
 @here
 def test_after_corrects_only_what_its_guess_misses():
-    """Smooth norms: the guess is right to within a rounding error, and the second pass is not needed. A jump of the target: it is."""
+    """Smooth norms: the guess is right to within a rounding error, and the second pass is not
+    needed. A jump of the target: it is."""
     params = tensors()
     opt = kernels(params, ratio=1.0, rate=0.01)
     opt.param_groups[0]["lr"] = 1e-6
@@ -241,7 +281,9 @@ def test_after_corrects_only_what_its_guess_misses():
         opt.step()
         needed.append(opt._plan.needed.item())
         if t == 7:
-            moved = [p.detach().double().norm() / q.norm() for p, q in zip(params, before, strict=True)]
+            moved = [
+                p.detach().double().norm() / q.norm() for p, q in zip(params, before, strict=True)
+            ]
             assert all(m.item() == pytest.approx(1.005, abs=2e-4) for m in moved)
         assert (opt._plan.debts - 1).abs().max().item() <= 2**-23
     assert needed[3:] == [0, 0, 0, 1, 1]
@@ -252,8 +294,13 @@ def test_before_makes_no_pass_of_its_own(monkeypatch):
     params = tensors([100, 3000])
     opt = kernels(params, order="before")
     run(opt, params, range(1, 3))
-    monkeypatch.setattr("normcontrol.steppers.fused.Plan.measure", lambda *_: pytest.fail("the weights were measured again"))
-    monkeypatch.setattr("normcontrol.scope.measure", lambda *_: pytest.fail("the weights were measured again"))
+    monkeypatch.setattr(
+        "normcontrol.steppers.fused.Plan.measure",
+        lambda *_: pytest.fail("the weights were measured again"),
+    )
+    monkeypatch.setattr(
+        "normcontrol.scope.measure", lambda *_: pytest.fail("the weights were measured again")
+    )
     run(opt, params, range(3, 5))
 
 
@@ -306,7 +353,9 @@ def test_a_tensor_without_a_gradient_still_counts():
 
 @here
 def test_what_the_kernels_cannot_do_goes_to_torch_and_is_said():
-    double = AdamWN([nn.Parameter(torch.ones(4, 4, dtype=torch.float64, device=DEVICE))], fused=True)
+    double = AdamWN(
+        [nn.Parameter(torch.ones(4, 4, dtype=torch.float64, device=DEVICE))], fused=True
+    )
     assert "torch's fused implementation, since a parameter is torch.float64" in double.report()
     asked = AdamWN([nn.Parameter(torch.ones(4, 4, device=DEVICE))], fused=False)
     assert "fused=False" in asked.report()
@@ -342,11 +391,15 @@ def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
     import torch.distributed as dist
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-    dist.init_process_group("nccl" if CUDA else "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    dist.init_process_group(
+        "nccl" if CUDA else "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
+    )
     try:
         whole = tensors()
         mesh = init_device_mesh(DEVICE, (1,))
-        spread = [nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole]
+        spread = [
+            nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole
+        ]
         settings = {"order": order, "ratio": 1.5, "rate": 0.1, "max_grad_norm": 0.5}
         one, other = kernels(whole, **settings), kernels(spread, **settings)
         for t in range(1, STEPS + 1):
@@ -356,7 +409,9 @@ def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
             other.step()
         assert other.implementation == "Triton kernels"
         assert worst([q.to_local() for q in spread], whole) < 1e-6
-        assert other.norms()["global"].norm.item() == pytest.approx(one.norms()["global"].norm.item(), rel=1e-7)
+        assert other.norms()["global"].norm.item() == pytest.approx(
+            one.norms()["global"].norm.item(), rel=1e-7
+        )
     finally:
         dist.destroy_process_group()
 
@@ -364,7 +419,9 @@ def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
 @on_gpu
 def test_a_step_never_waits_for_the_device():
     params = tensors()
-    opt = kernels(params, ratio=linear(1.0, 2.0, steps=50), rate=linear(0.1, 0.2, steps=50), max_grad_norm=1.0)
+    opt = kernels(
+        params, ratio=linear(1.0, 2.0, steps=50), rate=linear(0.1, 0.2, steps=50), max_grad_norm=1.0
+    )
     run(opt, params, range(1, 4))
     fresh = [gradients(params, t) for t in range(4, 8)]
     torch.cuda.synchronize()
@@ -385,7 +442,13 @@ def test_a_replayed_graph_follows_the_schedules(order):
     model = nn.Linear(64, 64, device=DEVICE)
     twin = copy.deepcopy(model)
     data = torch.randn(8, 64, device=DEVICE)
-    settings = {"lr": 1e-3, "order": order, "ratio": linear(1.0, 2.0, steps=20), "rate": linear(0.1, 0.5, steps=20), "capturable": True}
+    settings = {
+        "lr": 1e-3,
+        "order": order,
+        "ratio": linear(1.0, 2.0, steps=20),
+        "rate": linear(0.1, 0.5, steps=20),
+        "capturable": True,
+    }
     opt, eager = AdamWN(model.parameters(), **settings), AdamWN(twin.parameters(), **settings)
 
     def step(model, opt):
@@ -433,10 +496,15 @@ def test_multiplying_in_one_launch_rounds_as_the_plain_operations_do(n, dtype):
     from normcontrol.steppers.rounding import DROPPED_BITS, multiply_rounding_, seeds_of
 
     weight = tensors([n], dtype)[0].data
-    factor, seed = torch.tensor(1 - 3e-4, device=DEVICE), seeds_of(torch.tensor(5, device=DEVICE), 3)[2]
+    factor, seed = (
+        torch.tensor(1 - 3e-4, device=DEVICE),
+        seeds_of(torch.tensor(5, device=DEVICE), 3)[2],
+    )
     plain = weight.cpu()
     multiply_rounding_(plain, factor.cpu(), seed.cpu())
-    kernels.multiply_rounding[(-(-n // 1024),)](weight, factor, seed, n, DROPPED=DROPPED_BITS[dtype], BLOCK=1024)
+    kernels.multiply_rounding[(-(-n // 1024),)](
+        weight, factor, seed, n, DROPPED=DROPPED_BITS[dtype], BLOCK=1024
+    )
     assert torch.equal(weight.cpu(), plain)
 
 
@@ -447,10 +515,14 @@ def test_a_wrapped_optimizer_rounds_on_the_gpu_as_it_does_on_the_cpu(scope):
     for device in ("cpu", "cuda"):
         p = nn.Parameter(torch.linspace(-1, 1, 6000).view(60, 100).to(device, torch.bfloat16))
         version = p._version
-        opt = normcontrol.NormControl(torch.optim.SGD([p], lr=0.0), ratio=0.5, rate=3e-4, scope=scope)
+        opt = normcontrol.NormControl(
+            torch.optim.SGD([p], lr=0.0), ratio=0.5, rate=3e-4, scope=scope
+        )
         p.grad = torch.ones_like(p)
         opt.step()
         assert p._version > version
         weights.append(p.detach().cpu())
-    torch.testing.assert_close(*weights, rtol=0, atol=2**-9)  # their norms, and so their factors, may differ in the last bit
+    torch.testing.assert_close(
+        *weights, rtol=0, atol=2**-9
+    )  # their norms, and so their factors, may differ in the last bit
     assert (weights[0] == weights[1]).float().mean() > 0.99

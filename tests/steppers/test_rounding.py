@@ -1,4 +1,5 @@
-"""Precision: norms are summed accurately whatever the weights are stored in, and bf16 and fp16 weights obey control."""
+"""Precision: norms are summed accurately whatever the weights are stored in, and bf16 and fp16
+weights obey control."""
 
 import math
 
@@ -25,7 +26,8 @@ def gaussian(*shape, dtype=torch.float32, seed=0):
 @pytest.mark.parametrize("ratio", [1.2, 0.8])
 @pytest.mark.parametrize(("scope", "within"), [("global", 1e-3), ("tensor", 1e-3), ("row", 1e-2)])
 def test_low_precision_weights_reach_their_target_from_a_fifth_away(dtype, ratio, scope, within):
-    """At k = 1e-2 the last steps change a weight by far less than its last place. 800 steps leave 0.2 * 0.99^800 = 6e-5."""
+    """At k = 1e-2 the last steps change a weight by far less than its last place. 800 steps leave
+    0.2 * 0.99^800 = 6e-5."""
     p = Parameter(gaussian(64, 256, dtype=dtype))
     first = p.detach().double()
     opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=ratio, rate=1e-2, scope=scope)
@@ -40,7 +42,8 @@ def test_low_precision_weights_reach_their_target_from_a_fifth_away(dtype, ratio
 
 @pytest.mark.parametrize(("dtype", "stuck"), [(torch.bfloat16, 0.1), (torch.float16, 0.01)])
 def test_plain_multiplication_would_have_got_stuck(dtype, stuck):
-    """What the test above guards against: rounded to nearest, weights stop moving well before the target."""
+    """What the test above guards against: rounded to nearest, weights stop moving well before the
+    target."""
     w = gaussian(64, 256, dtype=dtype)
     target = 1.2 * w.double().norm()
     for _ in range(800):
@@ -60,12 +63,15 @@ def test_training_in_low_precision_holds_its_norm(dtype):
 
 @pytest.mark.parametrize("dtype", LOW)
 def test_rounding_is_right_on_average_and_exact_where_it_can_be(dtype):
-    """A product is rounded to one of its two neighbours, with the probabilities that make the mean right."""
+    """A product is rounded to one of its two neighbours, with the probabilities that make the mean
+    right."""
     w = torch.full((400, 500), 1.0, dtype=dtype)
     step = torch.finfo(dtype).eps
     multiply_rounding_(w, torch.tensor(1 + step / 4), seed=torch.tensor(7))
     assert set(w.unique().tolist()) == {1.0, 1.0 + step}
-    assert (w == 1).double().mean().item() == pytest.approx(0.75, abs=4 * math.sqrt(0.75 * 0.25 / w.numel()))
+    assert (w == 1).double().mean().item() == pytest.approx(
+        0.75, abs=4 * math.sqrt(0.75 * 0.25 / w.numel())
+    )
 
     exact = torch.tensor([0.0, -0.0, 1.5, -3.0, math.inf], dtype=dtype)
     for scale in (1.0, 0.5, 2.0):
@@ -90,7 +96,8 @@ def test_rounding_is_the_same_every_time_and_takes_no_ones_randomness():
 
 
 def test_two_equal_tensors_are_rounded_independently():
-    """Sharing their random bits would round tied-looking tensors the same way, and add up its noise."""
+    """Sharing their random bits would round tied-looking tensors the same way, and add up its
+    noise."""
     params = [Parameter(torch.ones(64, 64, dtype=torch.bfloat16)) for _ in range(2)]
     NormControl(torch.optim.SGD(params, lr=0.1), ratio=1.1, rate=1e-2).step()
     up = [(p > 1).double().mean().item() for p in params]
@@ -99,7 +106,10 @@ def test_two_equal_tensors_are_rounded_independently():
 
 
 def test_a_joint_norm_over_several_precisions():
-    params = [Parameter(gaussian(64, 64, dtype=dtype, seed=i)) for i, dtype in enumerate([*LOW, torch.float32, torch.float64])]
+    params = [
+        Parameter(gaussian(64, 64, dtype=dtype, seed=i))
+        for i, dtype in enumerate([*LOW, torch.float32, torch.float64])
+    ]
     first = total_norm(params)
     NormControl(torch.optim.SGD(params, lr=0.1), ratio=1.5, rate=1.0).step()
     assert total_norm(params) == pytest.approx(1.5 * first, rel=1e-4)
@@ -137,7 +147,9 @@ def test_the_norms_of_long_slices_are_right_to_six_digits(axes):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", [(3, 2049), (2049, 3), (5, 70, 80), (70, 5, 80), (4, 3, 5, 700), (2, 3000, 3)])
+@pytest.mark.parametrize(
+    "shape", [(3, 2049), (2049, 3), (5, 70, 80), (70, 5, 80), (4, 3, 5, 700), (2, 3000, 3)]
+)
 @pytest.mark.parametrize("axes", [(0,), (1,), (-1,), (0, 1)])
 def test_the_norms_of_slices_of_any_shape(shape, axes):
     w = gaussian(*shape)
@@ -158,7 +170,8 @@ def test_float64_weights_have_float64_norms():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("scope", ["global", "tensor", "row"])
 def test_reference_norms_survive_load_state_dict_to_the_last_bit(dtype, scope):
-    """torch casts the float tensors of a state to the dtype of their parameter: 3.14159 would become 3.1406."""
+    """torch casts the float tensors of a state to the dtype of their parameter: 3.14159 would
+    become 3.1406."""
     opt = AdamWN(SmallModel(dtype).parameters(), scope=scope)
     before = opt.param_groups[0]["norm0"].clone()
     other = AdamWN(SmallModel(dtype, seed=1).parameters(), scope=scope)
@@ -166,4 +179,6 @@ def test_reference_norms_survive_load_state_dict_to_the_last_bit(dtype, scope):
     other.load_state_dict(opt.state_dict())
     assert other.param_groups[0]["norm0"].dtype == torch.float64
     assert torch.equal(other.param_groups[0]["norm0"], before)
-    assert [r.norm.tolist() for r in other.norms().values()] == [r.norm.tolist() for r in opt.norms().values()]
+    assert [r.norm.tolist() for r in other.norms().values()] == [
+        r.norm.tolist() for r in opt.norms().values()
+    ]

@@ -1,4 +1,5 @@
-"""Telemetry: what the controller saw is at hand without another pass over the weights, and a run can be recorded and replayed."""
+"""Telemetry: what the controller saw is at hand without another pass over the weights, and a run
+can be recorded and replayed."""
 
 import json
 import traceback
@@ -32,7 +33,9 @@ def held(opt):
     return (
         [
             t
-            for t in torch.utils._pytree.tree_leaves((opt.param_groups, list(opt.state.values()), [s.last for s in opt._sets]))
+            for t in torch.utils._pytree.tree_leaves(
+                (opt.param_groups, list(opt.state.values()), [s.last for s in opt._sets])
+            )
             if isinstance(t, torch.Tensor)
         ]
         + [s.initial for s in opt._sets]
@@ -41,8 +44,8 @@ def held(opt):
 
 
 class Watch(TorchDispatchMode):
-    """Notes the memory that operations touch, and every value read back that depends on ``device``: on a GPU the host would
-    wait for these. Values that the host made itself may be read."""
+    """Notes the memory that operations touch, and every value read back that depends on ``device``:
+    on a GPU the host would wait for these. Values that the host made itself may be read."""
 
     def __init__(self, device=()):
         super().__init__()
@@ -51,10 +54,15 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        given, made = ([t for t in torch.utils._pytree.tree_leaves(x) if isinstance(t, torch.Tensor)] for x in ((args, kwargs), out))
+        given, made = (
+            [t for t in torch.utils._pytree.tree_leaves(x) if isinstance(t, torch.Tensor)]
+            for x in ((args, kwargs), out)
+        )
         self.touched.update(t.untyped_storage().data_ptr() for t in given)
         if any(id(t) in self.device for t in given):
-            self.device.update((id(t), t) for t in (given if out is None else made))  # in-place operations on lists return None
+            self.device.update(
+                (id(t), t) for t in (given if out is None else made)
+            )  # in-place operations on lists return None
             if "_local_scalar_dense" in str(func):
                 self.read.append("".join(traceback.format_stack(limit=8)))
         return out
@@ -71,13 +79,23 @@ def test_norms_are_those_of_the_weights_as_they_are(scope):
         assert list(readings) == ["global" if scope == "global" else "group 0"]
         (reading,) = readings.values()
         assert reading.norm.item() == pytest.approx(total_norm(matrices(model)), rel=1e-6)
-        assert reading.ratio.item() == pytest.approx(total_norm(matrices(model)) / total_norm(matrices(SmallModel())), rel=1e-6)
-        assert reading.target.item() == pytest.approx(1.5 * total_norm(matrices(SmallModel())), rel=1e-6)
+        assert reading.ratio.item() == pytest.approx(
+            total_norm(matrices(model)) / total_norm(matrices(SmallModel())), rel=1e-6
+        )
+        assert reading.target.item() == pytest.approx(
+            1.5 * total_norm(matrices(SmallModel())), rel=1e-6
+        )
         return
     assert list(readings) == ["embed.weight", "up.weight", "down.weight"]
     for name, reading in readings.items():
-        p, p0 = model.get_parameter(name).detach().double(), SmallModel().get_parameter(name).detach().double()
-        now, first = ((w.norm() if scope == "tensor" else w.norm(dim=1 if scope == "row" else 0)) for w in (p, p0))
+        p, p0 = (
+            model.get_parameter(name).detach().double(),
+            SmallModel().get_parameter(name).detach().double(),
+        )
+        now, first = (
+            (w.norm() if scope == "tensor" else w.norm(dim=1 if scope == "row" else 0))
+            for w in (p, p0)
+        )
         assert torch.allclose(reading.norm, now, rtol=1e-6)
         assert torch.allclose(reading.target, 1.5 * first, rtol=1e-6)
         assert torch.allclose(reading.ratio, now / first, rtol=1e-6)
@@ -98,7 +116,9 @@ def test_norms_make_no_pass_over_the_weights_and_wait_for_nothing(scope):
         readings = opt.norms()
     assert watch.touched.isdisjoint(memory_of(model))
     assert not watch.read
-    assert all(isinstance(value, torch.Tensor) for reading in readings.values() for value in reading)
+    assert all(
+        isinstance(value, torch.Tensor) for reading in readings.values() for value in reading
+    )
 
 
 def test_a_report_makes_no_pass_over_the_weights():
@@ -115,10 +135,18 @@ def test_a_report_makes_no_pass_over_the_weights():
 @pytest.mark.parametrize("order", ["after", "before"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_reads_nothing_back(scope, order, dtype):
-    """Nothing that depends on the weights is read by the host, so that a GPU is never waited for. (Fused on a CPU may read: what
-    a CPU computes is there when it has been computed. The kernels on a GPU are watched by the tests that run there.)"""
+    """Nothing that depends on the weights is read by the host, so that a GPU is never waited for.
+    (Fused on a CPU may read: what a CPU computes is there when it has been computed. The kernels on
+    a GPU are watched by the tests that run there.)"""
     model = SmallModel(dtype)
-    opt = AdamWN(model.parameters(), ratio=linear(1.0, 2.0, steps=3), rate=trace([0.1, 0.2] * 50), scope=scope, order=order, fused=True)
+    opt = AdamWN(
+        model.parameters(),
+        ratio=linear(1.0, 2.0, steps=3),
+        rate=trace([0.1, 0.2] * 50),
+        scope=scope,
+        order=order,
+        fused=True,
+    )
     train(model, opt, range(2))
     with Watch(held(opt)) as watch:
         opt.step()
@@ -136,7 +164,10 @@ def test_the_report_is_a_table_of_who_is_controlled():
     train(model, opt, range(5))
     lines = opt.report().splitlines()
     assert lines[0] == "AdamWN: 3 of 8 tensors controlled, 344 weights, step 5"
-    assert "scope global, ratio linear(start=1.0, end=2.0, steps=10), rate 0.5, law proportional, after the step" in lines
+    assert (
+        "scope global, ratio linear(start=1.0, end=2.0, steps=10), rate 0.5, law proportional, "
+        "after the step" in lines
+    )
     assert "scope tensor, ratio 1.0, rate 0.5, law proportional, after the step" in lines
     (whole,) = (line.split() for line in lines if line.startswith("all of them"))
     two = [model.up.weight, model.down.weight]
@@ -189,7 +220,9 @@ def test_a_trace_means_the_weights_that_adamwn_would_control():
     assert norms.norms[0] == pytest.approx(total_norm(decayed), rel=1e-6)
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: AdamWN(p, ratio=1.5, rate=0.5)])
+@pytest.mark.parametrize(
+    "make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: AdamWN(p, ratio=1.5, rate=0.5)]
+)
 def test_any_optimizer_can_be_recorded(make):
     model = SmallModel()
     opt = make(list(model.parameters()))
@@ -213,7 +246,9 @@ def test_a_trace_holds_the_norms_of_each_class_and_what_decay_leaves():
     assert up.kept == pytest.approx([1, 0.95**4, 0.95**4 * 0.9**4])
     one = 0.01 * 0.95**2 + 0.01
     assert up.noise == pytest.approx([0, one, (one * 0.9**2 + 0.04) * 0.9**2 + 0.04])
-    assert [sum(c.norms[i] ** 2 for c in norms.classes.values()) ** 0.5 for i in range(3)] == pytest.approx(norms.norms)
+    assert [
+        sum(c.norms[i] ** 2 for c in norms.classes.values()) ** 0.5 for i in range(3)
+    ] == pytest.approx(norms.norms)
 
 
 def test_a_trace_under_control_holds_no_classes():
@@ -224,7 +259,10 @@ def test_a_trace_under_control_holds_no_classes():
     assert norms.classes == {}
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: AdamWN(p, lr=0.01, ratio=1.5, rate=0.5)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: AdamWN(p, lr=0.01, ratio=1.5, rate=0.5)],
+)
 def test_a_trace_measures_by_how_much_steps_turn_the_weights(make):
     model = SmallModel()
     opt = make(list(model.parameters()))
@@ -286,7 +324,11 @@ def test_a_trace_survives_its_file(tmp_path, suffix):
     [
         ("x.json", "[1, 2]", "is not a norm trace: it should hold steps and norms"),
         ("x.json", "{}", "is not a norm trace"),
-        ("x.json", '{"steps": [0], "norms": []}', "holds 1 steps and 0 norms: a trace needs one norm for each step"),
+        (
+            "x.json",
+            '{"steps": [0], "norms": []}',
+            "holds 1 steps and 0 norms: a trace needs one norm for each step",
+        ),
         ("x.csv", "a,b\n1,2\n", "is not a norm trace"),
     ],
 )
@@ -308,7 +350,13 @@ def test_the_whole_curve_smoothed_or_not():
     ratios = norms.ratios
     curve, smooth = norms.curve(), norms.curve(smooth=3)
     assert (curve.values, curve.steps) == (tuple(ratios), (0.0, 5.0, 10.0, 15.0, 20.0))
-    assert smooth.values == pytest.approx([sum(ratios[:2]) / 2, *(sum(ratios[i - 1 : i + 2]) / 3 for i in (1, 2, 3)), sum(ratios[3:]) / 2])
+    assert smooth.values == pytest.approx(
+        [
+            sum(ratios[:2]) / 2,
+            *(sum(ratios[i - 1 : i + 2]) / 3 for i in (1, 2, 3)),
+            sum(ratios[3:]) / 2,
+        ]
+    )
     assert curve(7.5) == pytest.approx((ratios[1] + ratios[2]) / 2)
 
 
@@ -328,10 +376,14 @@ def test_challenge_adamw_at_its_own_norm_in_two_lines():
     train(model, adamw, range(200))
 
     challenger = SmallModel()
-    opt = AdamWN(challenger.parameters(), lr=1e-2, ratio=norms.final(ramp=50), rate=0.1)  #   line two
+    opt = AdamWN(
+        challenger.parameters(), lr=1e-2, ratio=norms.final(ramp=50), rate=0.1
+    )  #   line two
     scheduler = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, total_iters=200)
     train(challenger, opt, range(200), scheduler)
-    assert abs(total_norm(matrices(model)) / total_norm(matrices(SmallModel())) - 1) > 0.2, "AdamW's norm went somewhere"
+    assert abs(total_norm(matrices(model)) / total_norm(matrices(SmallModel())) - 1) > 0.2, (
+        "AdamW's norm went somewhere"
+    )
     assert total_norm(matrices(challenger)) == pytest.approx(total_norm(matrices(model)), rel=0.01)
 
 
@@ -365,7 +417,10 @@ def test_an_average_is_shorter_and_reprojection_puts_it_on_target(scope):
         assert torch.allclose(p / p.norm(dim=1, keepdim=True), direction, atol=1e-5)
         if scope == "row":
             assert torch.allclose(p.norm(dim=1), 1.5 * p0.norm(dim=1))
-    assert all(torch.equal(a, b) for a, b in zip(rest, [p for p in average.parameters() if p.dim() < 2], strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(rest, [p for p in average.parameters() if p.dim() < 2], strict=True)
+    )
 
 
 def test_an_average_of_another_model_is_refused():
@@ -373,5 +428,7 @@ def test_an_average_of_another_model_is_refused():
     opt = AdamWN(model.named_parameters())
     with pytest.raises(ValueError, match="it must be an average of this very model"):
         reproject_(torch.nn.Linear(2, 2), model, opt)
-    with pytest.raises(ValueError, match=r"controls embed\.weight, which is not a parameter of the given model"):
+    with pytest.raises(
+        ValueError, match=r"controls embed\.weight, which is not a parameter of the given model"
+    ):
         reproject_(SmallModel(), SmallModel(), opt)

@@ -1,4 +1,5 @@
-"""What is logged is what the controller saw, in every tracker, and TensorBoard draws norms against their targets."""
+"""What is logged is what the controller saw, in every tracker, and TensorBoard draws norms against
+their targets."""
 
 from __future__ import annotations
 
@@ -35,11 +36,15 @@ def test_rows_are_logged_as_the_joint_numbers_of_their_tensor():
     model = torch.nn.Linear(4, 2, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[3.0, 0, 0, 0], [0, 4.0, 0, 0]]))
-    opt = NormControl(torch.optim.SGD(model.named_parameters(), lr=0.0), ratio=2.0, rate=1.0, scope="row")
+    opt = NormControl(
+        torch.optim.SGD(model.named_parameters(), lr=0.0), ratio=2.0, rate=1.0, scope="row"
+    )
     assert values(opt) == {"norm/weight": 5.0, "norm/weight/target": 10.0, "norm/weight/ratio": 1.0}
     model.weight.grad = torch.ones_like(model.weight)
     opt.step()
-    assert values(opt) == pytest.approx({"norm/weight": 10.0, "norm/weight/target": 10.0, "norm/weight/ratio": 2.0})
+    assert values(opt) == pytest.approx(
+        {"norm/weight": 10.0, "norm/weight/target": 10.0, "norm/weight/ratio": 2.0}
+    )
 
 
 def test_the_optimizer_is_found_in_what_frameworks_wrap_around_it(opt):
@@ -74,7 +79,9 @@ def test_tensorboard_draws_the_norm_against_its_target(tmp_path, opt):
     tracker.close()
     drawn = scalars(tmp_path)
     assert set(drawn) == {"loss", *values(opt)}
-    assert drawn["norm/global"] == [(step, pytest.approx(values(opt)["norm/global"])) for step in (1, 2)]
+    assert drawn["norm/global"] == [
+        (step, pytest.approx(values(opt)["norm/global"])) for step in (1, 2)
+    ]
     assert charts(tmp_path) == {"norm/global": ["^norm/global$", "^norm/global/target$"]}
 
 
@@ -85,13 +92,20 @@ def test_tensorboard_hides_what_an_interrupted_run_had_logged_beyond_its_checkpo
             tracker.log(step, {"loss": float(10 * start + step)})
         tracker.close()
         time.sleep(1.1)  # event files are read in the order of their names, which tell the second
-    assert scalars(tmp_path)["loss"] == [(0, 0.0), (1, 1.0), (2, 2.0), *((step, 30.0 + step) for step in range(3, 8))]
+    assert scalars(tmp_path)["loss"] == [
+        (0, 0.0),
+        (1, 1.0),
+        (2, 2.0),
+        *((step, 30.0 + step) for step in range(3, 8)),
+    ]
 
 
 def test_names_are_no_patterns_in_the_layout():
     names = ["norm/h.0.weight", "norm/h.0.weight/target"]
     (drawn,) = layout(names).values()
-    assert drawn == {names[0]: ["Multiline", [r"^norm/h\.0\.weight$", r"^norm/h\.0\.weight/target$"]]}
+    assert drawn == {
+        names[0]: ["Multiline", [r"^norm/h\.0\.weight$", r"^norm/h\.0\.weight/target$"]]
+    }
     assert layout(["loss", "ratio"]) == {}
 
 
@@ -106,7 +120,12 @@ def test_wandb_offline(tmp_path, opt):
         tracker.log(4, {"loss": 0.125})  # which a guest does not end
         tracker.close()
     rows = history(tmp_path)
-    assert [(row["_step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 0.5), (3, 0.25), (4, 0.125)]
+    assert [(row["_step"], row["loss"]) for row in rows] == [
+        (1, 0.5),
+        (2, 0.5),
+        (3, 0.25),
+        (4, 0.125),
+    ]
     assert rows[0].items() >= values(opt).items()
     assert "device" not in rows[0]
 
@@ -118,20 +137,47 @@ def test_wandb_that_cannot_start_says_how_to_go_without_it(tmp_path, monkeypatch
         raise wandb.errors.UsageError("No API key configured.")
 
     monkeypatch.setattr(wandb, "init", refuse)
-    with pytest.raises(RuntimeError, match=r"No API key configured\. To log to this machine's disk alone, set WANDB_MODE=offline"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"No API key configured\. To log to this machine's disk alone, set WANDB_MODE=offline",
+    ):
         WandB("project", dir=str(tmp_path))
 
 
-@pytest.mark.parametrize(("module", "make"), [("tensorboard", lambda to: TensorBoard(to)), ("wandb", lambda to: WandB())])
+@pytest.mark.parametrize(
+    ("module", "make"), [("tensorboard", lambda to: TensorBoard(to)), ("wandb", lambda to: WandB())]
+)
 def test_a_tracker_that_is_not_installed_is_a_sentence(module, make, tmp_path, monkeypatch):
-    for loaded in [name for name in sys.modules if name.split(".")[0] == module or name.startswith("torch.utils.tensorboard")]:
+    for loaded in [
+        name
+        for name in sys.modules
+        if name.split(".")[0] == module or name.startswith("torch.utils.tensorboard")
+    ]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ModuleNotFoundError, match=f"was asked for, but is not installed: pip install {module}"):
+    with pytest.raises(
+        ModuleNotFoundError, match=f"was asked for, but is not installed: pip install {module}"
+    ):
         make(tmp_path)
 
 
 def test_importing_the_library_imports_no_framework():
-    frameworks = ["transformers", "accelerate", "trl", "peft", "lightning", "timm", "wandb", "tensorboard", "jax", "optax"]
+    frameworks = [
+        "transformers",
+        "accelerate",
+        "trl",
+        "peft",
+        "lightning",
+        "timm",
+        "wandb",
+        "tensorboard",
+        "jax",
+        "optax",
+    ]
     code = f"import sys, normcontrol; print([name for name in {frameworks} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )

@@ -1,8 +1,9 @@
-"""Weights spread over processes: what this rank holds of each tensor, and how the norms of pieces become true norms.
+"""Weights spread over processes: what this rank holds of each tensor, and how the norms of pieces
+become true norms.
 
-A norm is a global quantity, and its square is a sum: every rank sums the squares it holds, replicas counting once, and
-one all-reduce adds up all the norms of a step. Nothing here knows of targets, laws or optimizers; nothing elsewhere
-knows of meshes and placements.
+A norm is a global quantity, and its square is a sum: every rank sums the squares it holds, replicas
+counting once, and one all-reduce adds up all the norms of a step. Nothing here knows of targets,
+laws or optimizers; nothing elsewhere knows of meshes and placements.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Ranks(NamedTuple):
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # importing it is slow; where nobody has, nothing is a DTensor
+    module = sys.modules.get(
+        "torch.distributed.tensor"
+    )  # importing it is slow; where nobody has, nothing is a DTensor
     return module is not None and isinstance(tensor, module.DTensor)
 
 
@@ -38,9 +41,16 @@ def local(tensor: Any) -> Tensor:
 
 
 def held(tensors: Sequence[Any]) -> Sequence[Tensor]:
-    """What this rank holds of several tensors: the very tensors, whose memory and versions can be looked at."""
-    module = sys.modules.get("torch.distributed.tensor")  # looked up once for all of them: this is called at every step
-    return tensors if module is None else [t._local_tensor if isinstance(t, module.DTensor) else t for t in tensors]
+    """What this rank holds of several tensors: the very tensors, whose memory and versions can be
+    looked at."""
+    module = sys.modules.get(
+        "torch.distributed.tensor"
+    )  # looked up once for all of them: this is called at every step
+    return (
+        tensors
+        if module is None
+        else [t._local_tensor if isinstance(t, module.DTensor) else t for t in tensors]
+    )
 
 
 def is_mixed(params: Iterable[Any]) -> bool:
@@ -49,11 +59,12 @@ def is_mixed(params: Iterable[Any]) -> bool:
 
 
 class Spread:
-    """Which ranks share the norms of an optimizer's weights: seen from the meshes of its DTensors, or told by the user.
+    """Which ranks share the norms of an optimizer's weights: seen from the meshes of its DTensors,
+    or told by the user.
 
-    The ranks along all the mesh dimensions that split some tensor form one group, so that one collective serves them
-    all. A tensor that those ranks hold several times over, because fewer dimensions split it, is counted by the copy
-    that includes the lowest rank.
+    The ranks along all the mesh dimensions that split some tensor form one group, so that one
+    collective serves them all. A tensor that those ranks hold several times over, because fewer
+    dimensions split it, is counted by the copy that includes the lowest rank.
     """
 
     def __init__(self, params: Iterable[Tensor], norm_group: Any = None) -> None:
@@ -75,15 +86,18 @@ class Spread:
         return self.told is not None or bool(self.together)
 
     def of(self, param: Any) -> tuple[Ranks, bool]:
-        """The ranks that add up this tensor's norms, and whether the copy this rank has a piece of is the one to count."""
+        """The ranks that add up this tensor's norms, and whether the copy this rank has a piece of
+        is the one to count."""
         ranks = _ranks(param.device_mesh, set(_split_by(param)))
         shared = next(t for t in self.together if ranks <= t.ranks)
         return shared, min(shared.ranks) in ranks
 
     def counts_when_told(self, param: Any) -> bool:
-        """Whether this rank's piece counts in the norm of ``norm_group``: of a replica within a mesh, the first does.
+        """Whether this rank's piece counts in the norm of ``norm_group``: of a replica within a
+        mesh, the first does.
 
-        Plain tensors beside DTensors are taken for replicas on their mesh; where all are plain, each rank's are its own.
+        Plain tensors beside DTensors are taken for replicas on their mesh; where all are plain,
+        each rank's are its own.
         """
         if is_dtensor(param):
             split = _split_by(param)
@@ -95,9 +109,12 @@ class Spread:
         for mesh in self._told_meshes:
             if len(self._told_meshes) > 1 or not mesh <= ranks:
                 raise ValueError(
-                    f"norm_group is the ranks {sorted(ranks)}, but there are DTensors on the mesh of ranks {sorted(mesh)}: all DTensors "
-                    "must lie on one mesh within norm_group, or some would be counted twice or not at all. Give a group that includes "
-                    "the mesh, with tensors that are not split along one of its dimensions as Replicate() there."
+                    f"norm_group is the ranks {sorted(ranks)}, but there are DTensors on the mesh "
+                    f"of ranks {sorted(mesh)}: all DTensors "
+                    "must lie on one mesh within norm_group, or some would be counted twice or not "
+                    "at all. Give a group that includes "
+                    "the mesh, with tensors that are not split along one of its dimensions as "
+                    "Replicate() there."
                 )
         return Ranks(norm_group, ranks)
 
@@ -105,21 +122,28 @@ class Spread:
 class Shards(Weights):
     """How one set of weights lies on this rank.
 
-    Norms come in two layouts. *Whole* has every part of every tensor and is the same on all ranks: it is what is stored.
-    *Held* has the parts whose norm this rank knows after a step: those of a tensor whose parts all lie on one rank each
-    (rows, where rows are sharded) never leave that rank, and need no communication. Under ``norm_group`` ranks need not
-    hold the same tensors, and a part is the share of one parameter group: ``shares`` says how many tensors each has.
+    Norms come in two layouts. *Whole* has every part of every tensor and is the same on all ranks:
+    it is what is stored. *Held* has the parts whose norm this rank knows after a step: those of a
+    tensor whose parts all lie on one rank each (rows, where rows are sharded) never leave that
+    rank, and need no communication. Under ``norm_group`` ranks need not hold the same tensors, and
+    a part is the share of one parameter group: ``shares`` says how many tensors each has.
     """
 
     parts: Tensor  # as measure_together last found them
 
-    def __init__(self, params: Sequence[Tensor], scope: Scope, spread: Spread, shares: Sequence[int]) -> None:
+    def __init__(
+        self, params: Sequence[Tensor], scope: Scope, spread: Spread, shares: Sequence[int]
+    ) -> None:
         super().__init__(list(params), scope)
         self._places = [_places_to_round(p) for p in self.params]
         self.unfuse()
         self.told = spread.told if scope.joint else None
         self.device = local(self.params[0]).device if self.params else torch.device("cpu")
-        slots, held, counted = [], [], []  # of each local part: its place among the held; of each held: its place in the whole
+        slots, held, counted = (
+            [],
+            [],
+            [],
+        )  # of each local part: its place among the held; of each held: its place in the whole
         sums: dict[Ranks, list[Tensor]] = {}
         gathers: dict[Ranks, list[tuple[Tensor, bool]]] = {}
         n_held = n_whole = 0
@@ -152,7 +176,9 @@ class Shards(Weights):
         self._gathers = {
             ranks: (
                 torch.cat([places for places, _ in found]).to(self.device),
-                torch.cat([torch.full((len(places),), owned) for places, owned in found]).to(self.device),
+                torch.cat([torch.full((len(places),), owned) for places, owned in found]).to(
+                    self.device
+                ),
             )
             for ranks, found in gathers.items()
         }
@@ -160,9 +186,14 @@ class Shards(Weights):
             self.sums = {self.told: None}
 
     def _index(self, places: list[Tensor], size: int) -> Tensor | None:
-        """The places on the device, or None where they are 0, 1, 2, ... up to ``size`` and nothing need be moved."""
+        """The places on the device, or None where they are 0, 1, 2, ... up to ``size`` and nothing
+        need be moved."""
         index = torch.cat(places) if places else torch.arange(0)
-        return None if len(index) == size and bool((index == torch.arange(size)).all()) else index.to(self.device)
+        return (
+            None
+            if len(index) == size and bool((index == torch.arange(size)).all())
+            else index.to(self.device)
+        )
 
     def unfuse(self) -> None:
         """Let this rank's pieces be measured and multiplied in passes of their own."""
@@ -172,17 +203,25 @@ class Shards(Weights):
     def squares(self) -> Tensor:
         """The sums of squares of the held parts, as far as this rank's pieces go."""
         if torch.is_grad_enabled():
-            raise ValueError("differentiable=True cannot see through the sum over ranks: use it on one process, with plain tensors.")
+            raise ValueError(
+                "differentiable=True cannot see through the sum over ranks: use it on one process, "
+                "with plain tensors."
+            )
         self.pieces.params = [local(p) for p in self.params]
         squares = self.pieces.measure().square()
         if self._counted is not None:
             squares = squares * self._counted
         if self.told is not None:
             return torch.stack([share.sum() for share in squares.split(self.shares)])
-        return squares if self._slots is None else squares.new_zeros(self.n_held).index_copy_(0, self._slots, squares)
+        return (
+            squares
+            if self._slots is None
+            else squares.new_zeros(self.n_held).index_copy_(0, self._slots, squares)
+        )
 
     def measure(self) -> Tensor:
-        """The norms of the held parts, as they were last measured together with those of other sets."""
+        """The norms of the held parts, as they were last measured together with those of other
+        sets."""
         return self.parts
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
@@ -194,10 +233,15 @@ class Shards(Weights):
 
     def held(self, whole: Tensor) -> Tensor:
         """Out of a number for every part, those of the held parts."""
-        return whole if self._held is None or self.told is not None else whole.index_select(-1, self._held.to(whole.device))
+        return (
+            whole
+            if self._held is None or self.told is not None
+            else whole.index_select(-1, self._held.to(whole.device))
+        )
 
     def whole(self, held: Tensor) -> Tensor:
-        """The reverse: a number for every part, the same on all ranks. It communicates where this rank does not know all."""
+        """The reverse: a number for every part, the same on all ranks. It communicates where this
+        rank does not know all."""
         if not self._gathers:
             return held
         places = torch.arange(self.n_held, device=held.device) if self._held is None else self._held
@@ -208,22 +252,30 @@ class Shards(Weights):
         return whole
 
     def unit_norms(self) -> Tensor:
-        """The norms that weights of root-mean-square 1 would have, for the shares of a told group."""
+        """The norms that weights of root-mean-square 1 would have, for the shares of a told
+        group."""
         assert self.told is not None
-        elements = torch.tensor([float(local(p).numel()) for p in self.params], dtype=torch.float64, device=self.device)
+        elements = torch.tensor(
+            [float(local(p).numel()) for p in self.params], dtype=torch.float64, device=self.device
+        )
         if self._counted is not None:
             elements = elements * self._counted
-        return add_up(torch.stack([share.sum() for share in elements.split(self.shares)]), self.told).sqrt()
+        return add_up(
+            torch.stack([share.sum() for share in elements.split(self.shares)]), self.told
+        ).sqrt()
 
 
-def shards_of(params: Sequence[Tensor], scope: Scope, spread: Spread, shares: Sequence[int]) -> Shards | None:
+def shards_of(
+    params: Sequence[Tensor], scope: Scope, spread: Spread, shares: Sequence[int]
+) -> Shards | None:
     """How the weights lie on this rank, or None where they are whole and its own."""
     told = spread.told is not None and scope.joint
     return Shards(params, scope, spread, shares) if told or any(map(is_dtensor, params)) else None
 
 
 def measure_together(several: Iterable[Shards | None]) -> None:
-    """Measure several sets, with one collective for all of them: ``parts`` then holds the true norms of each."""
+    """Measure several sets, with one collective for all of them: ``parts`` then holds the true
+    norms of each."""
     users: dict[Ranks, list[tuple[Shards, Tensor | None]]] = {}
     sets = [s for s in several if s is not None]
     for s in sets:
@@ -231,16 +283,23 @@ def measure_together(several: Iterable[Shards | None]) -> None:
         for ranks, places in s.sums.items():
             users.setdefault(ranks, []).append((s, places))
     for ranks, using in users.items():
-        sent = [s.parts if places is None else s.parts.index_select(0, places) for s, places in using]
+        sent = [
+            s.parts if places is None else s.parts.index_select(0, places) for s, places in using
+        ]
         total = add_up(torch.cat([x.to(sent[0].device) for x in sent]), ranks)
         for (s, places), part in zip(using, total.split([len(x) for x in sent]), strict=True):
-            s.parts = part.to(s.device) if places is None else s.parts.index_copy(0, places, part.to(s.device))
+            s.parts = (
+                part.to(s.device)
+                if places is None
+                else s.parts.index_copy(0, places, part.to(s.device))
+            )
     for s in sets:
         s.parts = s.parts.sqrt()
 
 
 def whole_norms(params: Sequence[Tensor], scope: Scope, spread: Spread) -> Tensor:
-    """The norm of every part of every tensor, the same on all ranks; with a told group, the norm of all of them."""
+    """The norm of every part of every tensor, the same on all ranks; with a told group, the norm of
+    all of them."""
     shards = shards_of(params, scope, spread, [len(params)])
     if shards is None:
         return measure(params, scope)
@@ -249,7 +308,8 @@ def whole_norms(params: Sequence[Tensor], scope: Scope, spread: Spread) -> Tenso
 
 
 class Gradients:
-    """The joint norm of the gradients of parameters; how they lie is found out once, for as long as the same ones have any."""
+    """The joint norm of the gradients of parameters; how they lie is found out once, for as long as
+    the same ones have any."""
 
     def __init__(self, spread: Spread) -> None:
         self.spread = spread
@@ -265,7 +325,9 @@ class Gradients:
             return join(measure(grads, scope), scope)
         # The gradient of a replicated parameter may still be a sum to be made over the ranks.
         whole = [
-            g.redistribute(p.device_mesh, p.placements) if is_dtensor(g) and g.placements != p.placements else g
+            g.redistribute(p.device_mesh, p.placements)
+            if is_dtensor(g) and g.placements != p.placements
+            else g
             for p, g in zip(params, grads, strict=True)
         ]
         self._shards.params = whole
@@ -276,13 +338,17 @@ class Gradients:
 def add_up(values: Tensor, ranks: Ranks) -> Tensor:
     """The sums over the ranks; ``values`` is used up. On an accelerator nothing waits for them."""
     devices = [device.type for device in ranks.group._device_types]
-    sent = values if values.device.type in devices else values.to(devices[0])  # CPU-offloaded weights under NCCL
+    sent = (
+        values if values.device.type in devices else values.to(devices[0])
+    )  # CPU-offloaded weights under NCCL
     try:
         dist.all_reduce(sent, group=ranks.group)
     except RuntimeError as error:
         raise RuntimeError(
-            f"The norms could not be added up over the ranks {sorted(ranks.ranks)}: one of them has died, hangs, or did not come to this "
-            "step. Look at the first rank that failed, and resume from the last checkpoint, on fewer ranks if need be."
+            f"The norms could not be added up over the ranks {sorted(ranks.ranks)}: one of them "
+            "has died, hangs, or did not come to this "
+            "step. Look at the first rank that failed, and resume from the last checkpoint, on "
+            "fewer ranks if need be."
         ) from error
     return sent.to(values.device)
 
@@ -299,18 +365,25 @@ def _split_by(param: Any) -> list[int]:
     placements = param.placements
     if any(placement.is_partial() for placement in placements):
         raise ValueError(
-            f"A parameter of shape {tuple(param.shape)} is a DTensor with placements {placements}: its values are sums still to be made, "
+            f"A parameter of shape {tuple(param.shape)} is a DTensor with placements {placements}: "
+            "its values are sums still to be made, "
             "and have no norm. Redistribute it to Shard or Replicate placements."
         )
-    # FSDP2 with tensor parallelism splits by _StridedShard, which is no Shard, but has a dim like one.
-    return [i for i, placement in enumerate(placements) if hasattr(placement, "dim") and param.device_mesh.size(i) > 1]
+    # FSDP2 with tensor parallelism splits by _StridedShard, which is no Shard, but has a dim like
+    # one.
+    return [
+        i
+        for i, placement in enumerate(placements)
+        if hasattr(placement, "dim") and param.device_mesh.size(i) > 1
+    ]
 
 
 def _coordinate(mesh: Any) -> Sequence[int]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise ValueError(
-            f"Rank {dist.get_rank()} has an optimizer for DTensors on {mesh}, of which it is no part, so it would never learn their norms. "
+            f"Rank {dist.get_rank()} has an optimizer for DTensors on {mesh}, of which it is no "
+            "part, so it would never learn their norms. "
             "Construct the optimizer only on the ranks of the mesh."
         )
     return coordinate
@@ -326,7 +399,8 @@ _made: dict[frozenset[int], tuple[Any, Any]] = {}
 
 
 def _process_group(mesh: Any, dims: set[int], ranks: frozenset[int]) -> Any:
-    """A process group of exactly these ranks: the mesh's own, everybody's, or one made once and kept."""
+    """A process group of exactly these ranks: the mesh's own, everybody's, or one made once and
+    kept."""
     if len(dims) == 1:
         return mesh.get_group(next(iter(dims)))
     world = dist.group.WORLD
@@ -342,15 +416,20 @@ def _parts_here(param: Tensor, scope: Scope) -> tuple[int, Tensor]:
     if scope.axes is None:
         return 1, torch.arange(1)
     kept = sorted({a % param.dim() for a in scope.axes})
-    grid = torch.arange(math.prod([param.shape[d] for d in kept])).view([param.shape[d] for d in kept])
+    grid = torch.arange(math.prod([param.shape[d] for d in kept])).view(
+        [param.shape[d] for d in kept]
+    )
     size = grid.numel()
     if is_dtensor(param) and _split_by(param):
         places = _places(param)
         if places is None:
             raise ValueError(
-                f"A DTensor of shape {tuple(param.shape)} with placements {param.placements} has a piece of shape "  # type: ignore[attr-defined]
-                f"{tuple(local(param).shape)} on rank {dist.get_rank()}, which is not how torch.chunk splits it, so nobody can tell which "
-                f"parts they are that scope={scope.name!r} wants the norms of. Distribute it with distribute_tensor, or use another scope."
+                f"A DTensor of shape {tuple(param.shape)} with placements {param.placements} has a "
+                "piece of shape "  # type: ignore[attr-defined]
+                f"{tuple(local(param).shape)} on rank {dist.get_rank()}, which is not how "
+                "torch.chunk splits it, so nobody can tell which "
+                f"parts they are that scope={scope.name!r} wants the norms of. Distribute it with "
+                "distribute_tensor, or use another scope."
             )
         for axis, d in enumerate(kept):
             grid = grid.index_select(axis, places[d])
@@ -358,12 +437,14 @@ def _parts_here(param: Tensor, scope: Scope) -> tuple[int, Tensor]:
 
 
 def _places(param: Any) -> list[Tensor] | None:
-    """For each axis of a DTensor, which of its indices lie on this rank; None if the piece is not of that shape."""
+    """For each axis of a DTensor, which of its indices lie on this rank; None if the piece is not
+    of that shape."""
     places = [torch.arange(n) for n in param.shape]
     coordinate = _coordinate(param.device_mesh)
     for i in _split_by(param):
         placement, n = param.placements[i], param.device_mesh.size(i)
-        # _StridedShard: as if the dimensions to its right had split the axis first, into split_factor pieces.
+        # _StridedShard: as if the dimensions to its right had split the axis first, into
+        # split_factor pieces.
         pieces = places[placement.dim].chunk(getattr(placement, "split_factor", 1))
         places[placement.dim] = torch.cat([_chunk(piece, n, coordinate[i]) for piece in pieces])
     return places if [len(x) for x in places] == list(local(param).shape) else None
@@ -375,11 +456,15 @@ def _chunk(index: Tensor, n: int, i: int) -> Tensor:
 
 
 def _places_to_round(param: Any) -> list[Tensor] | None:
-    """Where each index of a low-precision piece lies in the whole tensor, so that it rounds as the whole tensor would."""
+    """Where each index of a low-precision piece lies in the whole tensor, so that it rounds as the
+    whole tensor would."""
     if param.dtype not in DROPPED_BITS or not is_dtensor(param) or not _split_by(param):
         return None
     places = _places(param)
     if places is None:
         return None
     strides = [math.prod(param.shape[d + 1 :]) for d in range(param.dim())]
-    return [(x * stride).to(local(param).device, torch.int32) for x, stride in zip(places, strides, strict=True)]
+    return [
+        (x * stride).to(local(param).device, torch.int32)
+        for x, stride in zip(places, strides, strict=True)
+    ]

@@ -1,4 +1,5 @@
-"""Which step it is: on the device always, and on the host for as long as it can know without waiting for the device."""
+"""Which step it is: on the device always, and on the host for as long as it can know without
+waiting for the device."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from torch import Tensor
 
 @dataclass
 class Clock:
-    """The host's count of the controller's steps. A step that may have been skipped for an overflow, captured in a graph or
-    compiled is counted on the device alone, and from then on only the device knows.
+    """The host's count of the controller's steps. A step that may have been skipped for an
+    overflow, captured in a graph or compiled is counted on the device alone, and from then on only
+    the device knows.
 
     >>> clock, step = Clock(), torch.tensor(0)
     >>> clock.count(step)

@@ -1,7 +1,9 @@
-"""The settings of a parameter group under control: completed from the defaults, checked, stored and restored.
+"""The settings of a parameter group under control: completed from the defaults, checked, stored and
+restored.
 
-All of them live in the optimizer's ``param_groups`` beside ``lr`` and ``betas``, where people look for them, change
-them, and save them. Every refusal is a sentence: what was given, why it cannot be, what to do.
+All of them live in the optimizer's ``param_groups`` beside ``lr`` and ``betas``, where people look
+for them, change them, and save them. Every refusal is a sentence: what was given, why it cannot be,
+what to do.
 """
 
 from __future__ import annotations
@@ -42,16 +44,25 @@ def target_kind(group: Mapping[str, Any]) -> str:
 def complete(group: Group, defaults: Mapping[str, Any]) -> None:
     """Fill in what the group does not override."""
     own = {name: group[name] for name in TARGETS if group.get(name) is not None}
-    chosen = own or {name: defaults[name] for name in TARGETS if defaults[name] is not None} or {"ratio": PAPER_RATIO}
+    chosen = (
+        own
+        or {name: defaults[name] for name in TARGETS if defaults[name] is not None}
+        or {"ratio": PAPER_RATIO}
+    )
     if len(chosen) > 1:
-        raise ValueError(f"{' and '.join(chosen)} were both given, but weights have one target: give one of them.")
+        raise ValueError(
+            f"{' and '.join(chosen)} were both given, but weights have one target: give one of "
+            "them."
+        )
     for name in TARGETS:
         group[name] = as_schedule(chosen[name]) if name in chosen else None
     group["rate"] = as_schedule(group.get("rate", defaults["rate"]))
     for name in ("scope", "law", "order", *PLAIN):
         group.setdefault(name, defaults[name])
     group["size"] = as_size(group["size"])
-    group["relative_step"] = None if group["relative_step"] is None else as_schedule(group["relative_step"])
+    group["relative_step"] = (
+        None if group["relative_step"] is None else as_schedule(group["relative_step"])
+    )
     group.setdefault("controlled", "matrices")
     group.setdefault("first_lr", group.get("lr"))
 
@@ -59,20 +70,36 @@ def complete(group: Group, defaults: Mapping[str, Any]) -> None:
 def check_group(index: int, group: Group, optimizer: Optimizer) -> None:
     """Refuse settings that cannot be."""
     kind = target_kind(group)
-    check(kind, group[kind], 0.0, 1e300, "a norm cannot be negative, infinite or NaN. Give 0 or more.")
-    why = "a rate outside [0, 1] overshoots the target (from 2 on it diverges) or runs away from it. Give a rate within [0, 1]."
+    check(
+        kind, group[kind], 0.0, 1e300, "a norm cannot be negative, infinite or NaN. Give 0 or more."
+    )
+    why = (
+        "a rate outside [0, 1] overshoots the target (from 2 on it diverges) or runs away from "
+        "it. Give a rate within [0, 1]."
+    )
     check("rate", group["rate"], 0.0, 1.0, why)
     parse_scope(group["scope"])
     law_of(group["law"])
     if group["order"] not in ("after", "before"):
-        raise ValueError(f"order={group['order']!r} is not known: give 'after' (Algorithm 1) or 'before' (as torch's AdamW decays).")
+        raise ValueError(
+            f"order={group['order']!r} is not known: give 'after' (Algorithm 1) or 'before' (as "
+            "torch's AdamW decays)."
+        )
     if group["controlled"] not in (True, False, "matrices"):
-        raise ValueError(f"controlled={group['controlled']!r} is not known: give True, False, or 'matrices' for two and more dimensions.")
+        raise ValueError(
+            f"controlled={group['controlled']!r} is not known: give True, False, or 'matrices' for "
+            "two and more dimensions."
+        )
     check_unusual(group)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if group["order"] == "before" and closure is not None and closure.default is inspect.Parameter.empty:
+    if (
+        group["order"] == "before"
+        and closure is not None
+        and closure.default is inspect.Parameter.empty
+    ):
         raise ValueError(
-            f"order='before' scales the weights between the closure and the step, but {type(optimizer).__name__} calls its "
+            "order='before' scales the weights between the closure and the step, but "
+            f"{type(optimizer).__name__} calls its "
             "closure itself. Use order='after'."
         )
     check_decay(index, group, optimizer)
@@ -84,29 +111,47 @@ def check_unusual(group: Group) -> None:
     kind, scope = target_kind(group), parse_scope(group["scope"])
     if group["start"] and kind != "ratio":
         raise ValueError(
-            f"start={group['start']!r} takes the norm of that moment as the reference, but the target is given as {kind}=, which needs "
+            f"start={group['start']!r} takes the norm of that moment as the reference, but the "
+            f"target is given as {kind}=, which needs "
             "none. Give a ratio, 1.0 to hold that norm."
         )
     if isinstance(group["size"], Statistic) and kind != "norm":
-        raise ValueError(f"size={group['size']!r} has no initial value that a {kind} could be taken of: give its target as norm=.")
+        raise ValueError(
+            f"size={group['size']!r} has no initial value that a {kind} could be taken of: give "
+            "its target as norm=."
+        )
     if group["size"] == "spectral" and (scope.joint or scope.axes is not None or kind == "rms"):
-        raise ValueError("size='spectral' is a matrix's own: use it with scope='tensor' and a ratio or norm as target.")
+        raise ValueError(
+            "size='spectral' is a matrix's own: use it with scope='tensor' and a ratio or norm as "
+            "target."
+        )
     if group["relative_step"] is None and not group["cautious"]:
         return
     name = "cautious=True" if group["cautious"] else f"relative_step={group['relative_step']!r}"
     if group["order"] != "after":
-        raise ValueError(f"{name} looks at the step that the optimizer has made, so it needs order='after'.")
+        raise ValueError(
+            f"{name} looks at the step that the optimizer has made, so it needs order='after'."
+        )
     if any(p.dtype in DROPPED_BITS for p in group["params"] if is_controlled(group, p)):
-        raise ValueError(f"{name} works on differences of weights, which bf16 and fp16 cannot hold. Keep the weights in fp32.")
+        raise ValueError(
+            f"{name} works on differences of weights, which bf16 and fp16 cannot hold. Keep the "
+            "weights in fp32."
+        )
 
 
 def check_decay(index: int, group: Group, optimizer: Optimizer) -> None:
     """Refuse weights that are both decayed and controlled."""
     decay = group.get("weight_decay", 0)
-    if not isinstance(decay, Tensor) and decay and any(is_controlled(group, p) for p in group["params"]):
+    if (
+        not isinstance(decay, Tensor)
+        and decay
+        and any(is_controlled(group, p) for p in group["params"])
+    ):
         raise ValueError(
-            f"Group {index} is under norm control and {type(optimizer).__name__} still decays it with weight_decay={decay}: "
-            "the two would pull against each other. Set weight_decay=0 there, or controlled=False to only decay it."
+            f"Group {index} is under norm control and {type(optimizer).__name__} still decays it "
+            f"with weight_decay={decay}: "
+            "the two would pull against each other. Set weight_decay=0 there, or controlled=False "
+            "to only decay it."
         )
 
 
@@ -120,7 +165,8 @@ def check_references(group: Group, names: list[str], params: list[Tensor]) -> No
         if zeros:
             where = f" in {zeros} of its {len(parts)} parts" if len(parts) > 1 else ""
             raise ValueError(
-                f"{name} has an initial norm of zero{where}, so no ratio to it can be held in scope={group['scope']!r}. Give it an "
+                f"{name} has an initial norm of zero{where}, so no ratio to it can be held in "
+                f"scope={group['scope']!r}. Give it an "
                 "absolute target (norm= or rms=), or leave it out with controlled=False."
             )
 
@@ -132,8 +178,10 @@ def check_shared(groups: list[Group], indices: list[int]) -> None:
         for name in SHARED:
             if first[name] != groups[index][name]:
                 raise ValueError(
-                    f"Groups {indices[0]} and {index} share the global norm, but have {name}={first[name]!r} and "
-                    f"{groups[index][name]!r}. Use scope='group' in one of them, so that it has a norm of its own."
+                    f"Groups {indices[0]} and {index} share the global norm, but have "
+                    f"{name}={first[name]!r} and "
+                    f"{groups[index][name]!r}. Use scope='group' in one of them, so that it has a "
+                    "norm of its own."
                 )
 
 
@@ -144,8 +192,10 @@ def check_sharded(group: Group) -> None:
         unusual.append(f"law='integral' in scope={group['scope']!r}")
     if unusual:
         raise ValueError(
-            f"{' and '.join(unusual)} cannot be used for weights that are spread over processes: it would be computed from this rank's "
-            "piece of a tensor as if it were the whole. Leave these tensors whole, or control them without it."
+            f"{' and '.join(unusual)} cannot be used for weights that are spread over processes: "
+            "it would be computed from this rank's "
+            "piece of a tensor as if it were the whole. Leave these tensors whole, or control them "
+            "without it."
         )
 
 
@@ -153,16 +203,25 @@ def restored(index: int, saved: Group, live: Group) -> Group:
     """A saved group as it was, if it fits the live one."""
     if parse_scope(saved["scope"]) != parse_scope(live["scope"]):
         raise ValueError(
-            f"The state of group {index} was saved with scope={saved['scope']!r}, but the optimizer has scope={live['scope']!r}; "
-            "reference norms of one scope mean nothing in another. Construct the optimizer with the saved scope."
+            f"The state of group {index} was saved with scope={saved['scope']!r}, but the "
+            f"optimizer has scope={live['scope']!r}; "
+            "reference norms of one scope mean nothing in another. Construct the optimizer with "
+            "the saved scope."
         )
     if saved["norm0"].shape != live["norm0"].shape:
         raise ValueError(
-            f"The state of group {index} holds {saved['norm0'].numel()} reference norms, but {live['norm0'].numel()} are needed: "
-            "other tensors were controlled when it was saved. Control the same ones, or start anew without this state."
+            f"The state of group {index} holds {saved['norm0'].numel()} reference norms, but "
+            f"{live['norm0'].numel()} are needed: "
+            "other tensors were controlled when it was saved. Control the same ones, or start anew "
+            "without this state."
         )
-    saved = {**saved, **{name: live[name] for name in PLAIN if name not in saved}}  # of an earlier version
-    scheduled = {name: from_plain(saved[name], live[name]) for name in (*TARGETS, "rate", "relative_step")}
+    saved = {
+        **saved,
+        **{name: live[name] for name in PLAIN if name not in saved},
+    }  # of an earlier version
+    scheduled = {
+        name: from_plain(saved[name], live[name]) for name in (*TARGETS, "rate", "relative_step")
+    }
     return {**saved, **scheduled, "size": _restored_size(saved["size"], live["size"])}
 
 
@@ -172,7 +231,8 @@ def _restored_size(saved: str, live: Any) -> Any:
     if isinstance(live, Statistic):
         return live
     raise ValueError(
-        f"The checkpoint was made with the function {saved[10:-1]} as the size of weights, and a function cannot be stored. Construct the "
+        f"The checkpoint was made with the function {saved[10:-1]} as the size of weights, and a "
+        "function cannot be stored. Construct the "
         "optimizer with the same function before loading."
     )
 

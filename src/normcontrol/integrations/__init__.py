@@ -1,4 +1,5 @@
-"""Weight norm control in the frameworks people train with: one module each, which alone imports its framework."""
+"""Weight norm control in the frameworks people train with: one module each, which alone imports its
+framework."""
 
 from __future__ import annotations
 
@@ -18,9 +19,14 @@ def require(package: str, at_least: str, because: str) -> None:
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:
-        raise ModuleNotFoundError(f"{package} is not installed: pip install '{package}>={at_least}'.") from None
+        raise ModuleNotFoundError(
+            f"{package} is not installed: pip install '{package}>={at_least}'."
+        ) from None
     if _numbers(found) < _numbers(at_least):
-        raise ImportError(f"{package} {found} is too old: {at_least} or newer is needed, since {because}. pip install -U {package}.")
+        raise ImportError(
+            f"{package} {found} is too old: {at_least} or newer is needed, since {because}. pip "
+            f"install -U {package}."
+        )
 
 
 def _numbers(version: str) -> list[int]:

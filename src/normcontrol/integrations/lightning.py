@@ -1,7 +1,8 @@
 """Lightning: a callback that logs the norms to the Trainer's loggers.
 
-Return an AdamWN from ``configure_optimizers`` as any other optimizer. Fabric needs nothing of this: ``fabric.setup`` takes an
-AdamWN as it is, and ``fabric.log_dict(values(optimizer))`` logs :func:`normcontrol.watch.trackers.values`.
+Return an AdamWN from ``configure_optimizers`` as any other optimizer. Fabric needs nothing of this:
+``fabric.setup`` takes an AdamWN as it is, and ``fabric.log_dict(values(optimizer))`` logs
+:func:`normcontrol.watch.trackers.values`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from lightning.pytorch.loggers import TensorBoardLogger  # noqa: E402
 
 
 class NormCallback(Callback):
-    """Logs the norm, target and ratio of everything that is controlled, at every step that the Trainer logs.
+    """Logs the norm, target and ratio of everything that is controlled, at every step that the
+    Trainer logs.
 
     In TensorBoard, the page "Custom scalars" draws each norm against its target.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not any(isinstance(optimizer, NormControl) for optimizer in trainer.optimizers):
-            given = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
+            given = (
+                ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
+            )
             raise TypeError(
-                f"NormCallback logs the norms of an AdamWN or a NormControl, but configure_optimizers gave {given}. Return one from it, or "
+                "NormCallback logs the norms of an AdamWN or a NormControl, but "
+                f"configure_optimizers gave {given}. Return one from it, or "
                 "leave the callback out."
             )
         charts = layout(self._norms(trainer))
@@ -40,7 +45,15 @@ class NormCallback(Callback):
         pl_module.log_dict(self._norms(trainer), on_step=True, on_epoch=False, batch_size=1)
 
     def _norms(self, trainer: Trainer) -> dict[str, Any]:
-        controlled = [(i, optimizer) for i, optimizer in enumerate(trainer.optimizers) if isinstance(optimizer, NormControl)]
+        controlled = [
+            (i, optimizer)
+            for i, optimizer in enumerate(trainer.optimizers)
+            if isinstance(optimizer, NormControl)
+        ]
         if len(controlled) == 1:
             return dict(tensors(controlled[0][1]))
-        return {f"optimizer {i}/{name}": norm for i, optimizer in controlled for name, norm in tensors(optimizer).items()}
+        return {
+            f"optimizer {i}/{name}": norm
+            for i, optimizer in controlled
+            for name, norm in tensors(optimizer).items()
+        }

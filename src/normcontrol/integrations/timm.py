@@ -1,4 +1,5 @@
-"""timm: importing this adds ``adamwn`` to its optimizers, for ``create_optimizer_v2`` and ``train.py --opt adamwn``.
+"""timm: importing this adds ``adamwn`` to its optimizers, for ``create_optimizer_v2`` and
+``train.py --opt adamwn``.
 
 timm makes the groups: with a weight decay (whatever its value), what it would decay is controlled.
 """

@@ -1,4 +1,5 @@
-"""The laboratory's one exception: a sentence for the person at the keyboard, shown without a traceback."""
+"""The laboratory's one exception: a sentence for the person at the keyboard, shown without a
+traceback."""
 
 from __future__ import annotations
 
@@ -21,12 +22,15 @@ def nearest(given: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     lower = {name.lower(): name for name in names}
-    close = [lower[match] for match in difflib.get_close_matches(given.lower(), lower, n=3, cutoff=0.6)]
+    close = [
+        lower[match] for match in difflib.get_close_matches(given.lower(), lower, n=3, cutoff=0.6)
+    ]
     return f"Did you mean {' or '.join(close)}?" if close else f"Known are {', '.join(names)}."
 
 
 def told(command: Callable[[], int]) -> int:
-    """Run a command; what cannot be done is said in a sentence, without a traceback. The exit status."""
+    """Run a command; what cannot be done is said in a sentence, without a traceback. The exit
+    status."""
     try:
         return command()
     except LabError as error:

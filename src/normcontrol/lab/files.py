@@ -1,4 +1,5 @@
-"""Writing files so that they are there whole or not at all, and knowing whether they are still what was written."""
+"""Writing files so that they are there whole or not at all, and knowing whether they are still what
+was written."""
 
 from __future__ import annotations
 
@@ -43,12 +44,18 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise LabError(f"{path} is not readable as JSON ({error}): restore it from a copy, or make it anew.") from None
+        raise LabError(
+            f"{path} is not readable as JSON ({error}): restore it from a copy, or make it anew."
+        ) from None
 
 
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else _digest(file)
+        )
 
 
 def _digest(file: IO[bytes]) -> str:

@@ -1,7 +1,8 @@
 """How large a part of the weights is: its norm, unless a method asks for another measure.
 
-A size takes tensors and their scope, and gives one number for every part, as ``scope.measure`` does. What multiplies
-the weights by a factor must multiply their size by it too, or the law of the norm does not hold.
+A size takes tensors and their scope, and gives one number for every part, as ``scope.measure``
+does. What multiplies the weights by a factor must multiply their size by it too, or the law of the
+norm does not hold.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Size = Callable[[Sequence[Tensor], Scope], Tensor]
 
 
 def spectral(params: Sequence[Tensor], scope: Scope) -> Tensor:
-    """The largest singular value of every matrix; convolutions count as matrices with a row for each output.
+    """The largest singular value of every matrix; convolutions count as matrices with a row for
+    each output.
 
     >>> from normcontrol.scope import parse_scope
     >>> spectral([torch.tensor([[3.0, 0.0], [0.0, 4.0]])], parse_scope("tensor"))
@@ -30,17 +32,21 @@ def spectral(params: Sequence[Tensor], scope: Scope) -> Tensor:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Any function of a tensor that gives a number for each of its parts, or one for all of them."""
+    """Any function of a tensor that gives a number for each of its parts, or one for all of
+    them."""
 
     function: Callable[[Tensor], Tensor]
 
     def __call__(self, params: Sequence[Tensor], scope: Scope) -> Tensor:
         counts = scope.sizes(params)
-        values = [torch.as_tensor(self.function(p), device=p.device).double().flatten() for p in params]
+        values = [
+            torch.as_tensor(self.function(p), device=p.device).double().flatten() for p in params
+        ]
         for p, value, n in zip(params, values, counts, strict=True):
             if value.numel() not in (1, n):
                 raise ValueError(
-                    f"{self!r} gave {value.numel()} numbers for a tensor of shape {tuple(p.shape)}, which has {n} parts in "
+                    f"{self!r} gave {value.numel()} numbers for a tensor of shape "
+                    f"{tuple(p.shape)}, which has {n} parts in "
                     f"scope={scope.name!r}: give one number for each part, or one for all."
                 )
         return torch.cat([value.expand(n) for value, n in zip(values, counts, strict=True)])
@@ -58,7 +64,9 @@ def as_size(given: Any) -> Any:
         return given
     if callable(given):
         return Statistic(given)
-    raise ValueError(f"size={given!r} is not known: give 'norm', 'spectral', or a function of a tensor.")
+    raise ValueError(
+        f"size={given!r} is not known: give 'norm', 'spectral', or a function of a tensor."
+    )
 
 
 def size_of(given: Any) -> Size:

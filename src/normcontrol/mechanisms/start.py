@@ -1,7 +1,9 @@
-"""From when on a norm is held: at once, from a step on, or from the moment at which its growth slows down.
+"""From when on a norm is held: at once, from a step on, or from the moment at which its growth
+slows down.
 
-Until then the rate is zero. When the moment comes, the norm of that step becomes the reference, in place of the
-initial one. Everything is decided by tensor operations, so that nothing waits for a device.
+Until then the rate is zero. When the moment comes, the norm of that step becomes the reference, in
+place of the initial one. Everything is decided by tensor operations, so that nothing waits for a
+device.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import torch
 from torch import Tensor
 
 SAMPLED_EVERY, DECAY, FIRST = 200, 0.9, 3
-"""How CPR looks for the inflection point: at every 200th value of a running mean, not before the third."""
+"""How CPR looks for the inflection point: at every 200th value of a running mean, not before the
+third."""
 
 ROWS = 4
 """Numbers that :class:`AtInflection` remembers for every norm."""
@@ -34,9 +37,12 @@ class AtStep:
 
 @dataclass(frozen=True)
 class AtInflection:
-    """Hold the norm from the first sample on at which the second difference of its square is negative."""
+    """Hold the norm from the first sample on at which the second difference of its square is
+    negative."""
 
-    memory: Tensor  # running mean of the square, its last sample, the last difference of samples, whether it is held
+    # running mean of the square, its last sample, the last difference of samples, whether it is
+    # held
+    memory: Tensor
 
     def is_held(self, step: Tensor) -> Tensor:
         return self.memory[3] > 0
@@ -55,6 +61,11 @@ class AtInflection:
 
 
 def check_start(given: Any) -> None:
-    if given == "inflection" or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
+    if given == "inflection" or (
+        isinstance(given, int) and not isinstance(given, bool) and given >= 0
+    ):
         return
-    raise ValueError(f"start={given!r} is not known: give the step from which on the norm is held (0: from the first), or 'inflection'.")
+    raise ValueError(
+        f"start={given!r} is not known: give the step from which on the norm is held (0: from the "
+        "first), or 'inflection'."
+    )

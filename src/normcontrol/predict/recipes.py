@@ -1,7 +1,9 @@
-"""Recipes in other methods' words: what AdamW's decay is as a ratio for AdamWN, a decay for AdamC, a learning rate for AdamH, and back.
+"""Recipes in other methods' words: what AdamW's decay is as a ratio for AdamWN, a decay for AdamC,
+a learning rate for AdamH, and back.
 
-No two of these methods are the same, so a recipe can be translated only up to what is held equal: the norm at the end, or the size
-of the updates relative to the weights. Every :class:`Recipe` says which. All of it rests on :mod:`normcontrol.predict`.
+No two of these methods are the same, so a recipe can be translated only up to what is held equal:
+the norm at the end, or the size of the updates relative to the weights. Every :class:`Recipe` says
+which. All of it rests on :mod:`normcontrol.predict`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from normcontrol.schedule import Schedule, trace
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a method, and in what they equal the recipe they were made from. The learning rate stays, unless they have one."""
+    """The settings of a method, and in what they equal the recipe they were made from. The learning
+    rate stays, unless they have one."""
 
     method: str
     settings: dict[str, Any] = field(hash=False)
@@ -33,7 +36,13 @@ class Recipe:
 
     def __str__(self) -> str:
         settings = ", ".join(f"{key}={_short(value)}" for key, value in self.settings.items())
-        return "\n".join([f"{self.method}({settings})", f"equal: {self.equates}", *(f"DOUBTFUL: {d}" for d in self.doubts)])
+        return "\n".join(
+            [
+                f"{self.method}({settings})",
+                f"equal: {self.equates}",
+                *(f"DOUBTFUL: {d}" for d in self.doubts),
+            ]
+        )
 
 
 def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
@@ -45,14 +54,23 @@ def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
     equal: the joint norm at the end, 3.308 times the initial one
     """
     if _known(equal) == "norm":
-        return Recipe("AdamWN", {"ratio": plan.final()}, f"the joint norm at the end, {plan.ratio:.4g} times the initial one", plan.doubts)
+        return Recipe(
+            "AdamWN",
+            {"ratio": plan.final()},
+            f"the joint norm at the end, {plan.ratio:.4g} times the initial one",
+            plan.doubts,
+        )
     return Recipe(
-        "AdamWN", {"ratio": plan.curve()}, "the joint norm at every step, and so the size of every update relative to it", plan.doubts
+        "AdamWN",
+        {"ratio": plan.curve()},
+        "the joint norm at every step, and so the size of every update relative to it",
+        plan.doubts,
     )
 
 
 def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
-    """AdamC in place of a predicted AdamW: the ``weight_decay`` of its rule ``weight_decay * lr_t^2 / max(lr)``.
+    """AdamC in place of a predicted AdamW: the ``weight_decay`` of its rule ``weight_decay * lr_t^2
+    / max(lr)``.
 
     >>> plan = predict.adamw([predict.TensorClass("matrices", 1000, 0.02)], 1e-3, 0.1, steps=10_000)
     >>> round(adamc(plan).settings["weight_decay"], 6)     # at a constant learning rate the two are the same
@@ -60,26 +78,36 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
     """
     if _known(equal) == "norm":
         same = f"the joint norm at the end, {plan.ratio:.4g} times the initial one"
-        return Recipe("AdamC", {"weight_decay": _decay_for(plan, plan.ratio, "AdamC")}, same, plan.doubts)
+        return Recipe(
+            "AdamC", {"weight_decay": _decay_for(plan, plan.ratio, "AdamC")}, same, plan.doubts
+        )
     rates = torch.tensor(_rates(plan), dtype=torch.float64)
 
     def stillness(decay: float) -> float:
         kept, noise = predict.walk(rates, predict.decays("AdamC", rates, decay))
         return 1 / _root_mean_square(
-            _relative_updates(plan, plan.classes, [kept * c.weights.rms**2 + c.constant.value * noise for c in plan.classes])
+            _relative_updates(
+                plan,
+                plan.classes,
+                [kept * c.weights.rms**2 + c.constant.value * noise for c in plan.classes],
+            )
         )
 
     wanted = _root_mean_square(_relative_updates(plan, plan.classes))
-    decay = predict.solve(stillness, 1 / wanted, 1 / float(rates.max()), "AdamC so large a relative update")
+    decay = predict.solve(
+        stillness, 1 / wanted, 1 / float(rates.max()), "AdamC so large a relative update"
+    )
     same = "the size of the updates relative to the joint norm, as a root mean square over the run"
     return Recipe("AdamC", {"weight_decay": decay}, same, plan.doubts)
 
 
 def adamh(plan: Prediction, equal: str = "update", beta1: float = 0.9) -> Recipe:
-    """AdamH (Hyperball) in place of a predicted AdamW, for the hidden matrices, to which it belongs.
+    """AdamH (Hyperball) in place of a predicted AdamW, for the hidden matrices, to which it
+    belongs.
 
     Its norms stay what they are and every update is ``lr`` times as long as the weights. Adam's is
-    ``sqrt((1 - beta1) / (1 + beta1)) * lr / rms`` as long, if the gradients of different steps are independent (Kosson, 2023).
+    ``sqrt((1 - beta1) / (1 + beta1)) * lr / rms`` as long, if the gradients of different steps are
+    independent (Kosson, 2023).
     """
     classes = _hidden(plan)
     update = update_size(beta1) * _relative_updates(plan, classes)
@@ -87,9 +115,15 @@ def adamh(plan: Prediction, equal: str = "update", beta1: float = 0.9) -> Recipe
     settings: dict[str, Any] = {"lr": trace([float(update[t - 1]) for t in at], at)}
     same = "the size of every update relative to the norm, for the hidden matrices together"
     if _known(equal) == "norm":
-        start, end = (sum(c.weights.count * x**2 for c, x in zip(classes, sizes, strict=True)) for sizes in _sizes(classes))
+        start, end = (
+            sum(c.weights.count * x**2 for c, x in zip(classes, sizes, strict=True))
+            for sizes in _sizes(classes)
+        )
         settings["init_scale"] = math.sqrt(end / start)
-        same += ", and their norm at the end, if they are multiplied by init_scale before training: AdamH keeps it"
+        same += (
+            ", and their norm at the end, if they are multiplied by init_scale before "
+            "training: AdamH keeps it"
+        )
     return Recipe("AdamH", settings, same, plan.doubts)
 
 
@@ -104,10 +138,12 @@ def adamw(
     beta1: float = 0.9,
     constants: Constants = 1.0,
 ) -> Recipe:
-    """AdamW in place of AdamWN (give its ``ratio``), AdamC (its decay) or AdamH (its peak learning rate); ``lr`` is AdamW's own.
+    """AdamW in place of AdamWN (give its ``ratio``), AdamC (its decay) or AdamH (its peak learning
+    rate); ``lr`` is AdamW's own.
 
-    AdamWN's and AdamC's norm at the end is held equal. Of AdamH, whose learning rate is taken to have the same shape as ``lr``, it is
-    the relative size of the updates at the end, over the hidden matrices.
+    AdamWN's and AdamC's norm at the end is held equal. Of AdamH, whose learning rate is taken to
+    have the same shape as ``lr``, it is the relative size of the updates at the end, over the
+    hidden matrices.
 
     >>> recipe = adamw([predict.TensorClass("matrices", 1000, 0.02)], 1e-3, steps=10_000, ratio=3.0)
     >>> print(recipe)
@@ -116,9 +152,14 @@ def adamw(
     """
     given = [x for x in (ratio, adamc_decay, adamh_lr) if x is not None]
     if len(given) != 1:
-        raise ValueError(f"{len(given)} of ratio=, adamc_decay= and adamh_lr= were given: give the one that the recipe to be replaced has.")
+        raise ValueError(
+            f"{len(given)} of ratio=, adamc_decay= and adamh_lr= were given: give the one that the "
+            "recipe to be replaced has."
+        )
     if adamh_lr is not None and not adamh_lr > 0:
-        raise ValueError(f"adamh_lr={adamh_lr}: it is the relative size of an update, a number above 0.")
+        raise ValueError(
+            f"adamh_lr={adamh_lr}: it is the relative size of an update, a number above 0."
+        )
     found = [c for c in classes_of(weights) if c.hidden or adamh_lr is None]
     same = "the joint norm at the end, {:.4g} times the initial one"
     with warnings.catch_warnings():
@@ -126,8 +167,13 @@ def adamw(
         free = predict.adamw(found, lr, 0.0, steps=steps, constants=constants)
         if adamh_lr is not None:
             rms = update_size(beta1) * max(map(max, free.lrs)) / adamh_lr
-            end = rms / math.sqrt(sum(c.count * c.rms**2 for c in found) / sum(c.count for c in found))
-            same = "the relative size of the updates at the end, for the hidden matrices together, whose norm is then {:.4g} times "
+            end = rms / math.sqrt(
+                sum(c.count * c.rms**2 for c in found) / sum(c.count for c in found)
+            )
+            same = (
+                "the relative size of the updates at the end, for the hidden matrices together, "
+                "whose norm is then {:.4g} times "
+            )
             same += "the initial one"
         elif adamc_decay is not None:
             end = predict.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
@@ -139,16 +185,25 @@ def adamw(
 
 
 def update_size(beta1: float) -> float:
-    """The root mean square of Adam's update at learning rate 1, for independent gradients: momentum averages some of them away."""
+    """The root mean square of Adam's update at learning rate 1, for independent gradients: momentum
+    averages some of them away."""
     if not 0 <= beta1 < 1:
         raise ValueError(f"beta1={beta1}: Adam's momentum is in [0, 1).")
     return math.sqrt((1 - beta1) / (1 + beta1))
 
 
-def _relative_updates(plan: Prediction, classes: Sequence[predict.ClassPrediction], squares: Sequence[Tensor] | None = None) -> Tensor:
-    """lr_t / rms of the weights before step t, over some classes together, for steps 1, 2, ...; with other mean squares, if given."""
+def _relative_updates(
+    plan: Prediction,
+    classes: Sequence[predict.ClassPrediction],
+    squares: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """lr_t / rms of the weights before step t, over some classes together, for steps 1, 2, ...;
+    with other mean squares, if given."""
     squares = [c.squares for c in classes] if squares is None else squares
-    moved = [c.weights.count * torch.tensor(plan.lrs[c.weights.group], dtype=torch.float64).square() for c in classes]
+    moved = [
+        c.weights.count * torch.tensor(plan.lrs[c.weights.group], dtype=torch.float64).square()
+        for c in classes
+    ]
     before = [c.weights.count * q[:-1] for c, q in zip(classes, squares, strict=True)]
     return (torch.stack(moved).sum(0) / torch.stack(before).sum(0)).sqrt()
 
@@ -161,14 +216,22 @@ def _decay_for(plan: Prediction, ratio: float, method: str) -> float:
     weights = [c.weights for c in plan.classes]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is doubtful has been said of the plan
-        return predict.decay_for(weights, ratio, _rates(plan), steps=plan.steps, constants=_constants(plan), method=method)
+        return predict.decay_for(
+            weights,
+            ratio,
+            _rates(plan),
+            steps=plan.steps,
+            constants=_constants(plan),
+            method=method,
+        )
 
 
 def _rates(plan: Prediction) -> list[float]:
     used = [plan.lrs[g] for g in sorted({c.weights.group for c in plan.classes})]
     if any(one != used[0] for one in used):
         raise ValueError(
-            "The groups have different learning rates, for which AdamC has no one decay. Convert each group's recipe by itself."
+            "The groups have different learning rates, for which AdamC has no one decay. Convert "
+            "each group's recipe by itself."
         )
     return used[0]
 
@@ -180,7 +243,10 @@ def _constants(plan: Prediction) -> dict[str, predict.Constant]:
 def _hidden(plan: Prediction) -> list[predict.ClassPrediction]:
     found = [c for c in plan.classes if c.weights.hidden]
     if not found:
-        raise ValueError("The recipe has no hidden matrices, to which AdamH belongs: all of its weights are embeddings.")
+        raise ValueError(
+            "The recipe has no hidden matrices, to which AdamH belongs: all of its weights are "
+            "embeddings."
+        )
     return found
 
 
@@ -190,11 +256,17 @@ def _sizes(classes: Sequence[predict.ClassPrediction]) -> tuple[list[float], lis
 
 def _known(equal: str) -> str:
     if equal not in ("norm", "update"):
-        raise ValueError(f"equal={equal!r} is not known: give 'norm' (at the end) or 'update' (relative to the weights).")
+        raise ValueError(
+            f"equal={equal!r} is not known: give 'norm' (at the end) or 'update' (relative to the "
+            "weights)."
+        )
     return equal
 
 
 def _short(value: Any) -> str:
     if isinstance(value, trace):
-        return f"trace of {len(value.values)} points from {value.values[0]:.4g} to {value.values[-1]:.4g}"
+        return (
+            f"trace of {len(value.values)} points from {value.values[0]:.4g} to "
+            f"{value.values[-1]:.4g}"
+        )
     return f"{value:.4g}" if isinstance(value, float) else repr(value)

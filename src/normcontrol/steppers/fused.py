@@ -1,11 +1,14 @@
-"""The fused step: Adam and norm control of a whole model in a handful of launches, chosen by AdamWN on CUDA.
+"""The fused step: Adam and norm control of a whole model in a handful of launches, chosen by AdamWN
+on CUDA.
 
-A plan holds the tables that the kernels reach the tensors through, built once and checked at every step. What it sums
-while it writes is the norm that the controller would otherwise make a pass for, and what the controller asks for needs
-no pass either. Order "before" multiplies in the same pass. Order "after" learns the factor only when the pass is over:
-it writes the weights multiplied by a guess, which the last two factors give to within a rounding error in most steps.
-What the guess misses is owed to the next step when it is below one unit in float32's last place, and corrected by a
-second pass at once when it is not; so the weights are never further than that from Algorithm 1, and do not drift.
+A plan holds the tables that the kernels reach the tensors through, built once and checked at every
+step. What it sums while it writes is the norm that the controller would otherwise make a pass for,
+and what the controller asks for needs no pass either. Order "before" multiplies in the same pass.
+Order "after" learns the factor only when the pass is over: it writes the weights multiplied by a
+guess, which the last two factors give to within a rounding error in most steps. What the guess
+misses is owed to the next step when it is below one unit in float32's last place, and corrected by
+a second pass at once when it is not; so the weights are never further than that from Algorithm 1,
+and do not drift.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ except ImportError:  # no Triton: AdamWN goes on with torch's own implementation
 
 LANES = 16  # as the kernels interleave
 BLOCK, WARPS, BLOCKS_A_CHUNK = 512, 4, 4
-"""Elements that a program handles at a time, the warps it has, and the blocks it goes through: the fastest of those
-tried by ``benchmarks/step_gpu.py --tune`` on an H200."""
+"""Elements that a program handles at a time, the warps it has, and the blocks it goes through: the
+fastest of those tried by ``benchmarks/step_gpu.py --tune`` on an H200."""
 
 
 def interpreted() -> bool:
@@ -62,13 +65,16 @@ class Unfit(Exception):
 
 
 class Launches:
-    """Compiled kernels for one bucket, called without looking at their arguments again: these are the same at every
-    step but for their values, and Triton's own look at them would cost more than many a step's work."""
+    """Compiled kernels for one bucket, called without looking at their arguments again: these are
+    the same at every step but for their values, and Triton's own look at them would cost more than
+    many a step's work."""
 
     def __init__(self) -> None:
         self._compiled: dict[Any, Any] = {}
 
-    def __call__(self, kernel: Any, programs: int, arguments: tuple[Any, ...], **constants: Any) -> None:
+    def __call__(
+        self, kernel: Any, programs: int, arguments: tuple[Any, ...], **constants: Any
+    ) -> None:
         """Launch; ``constants`` are the kernel's constexpr arguments, in its order."""
         key = (kernel, *constants.values())
         compiled = self._compiled.get(key)
@@ -111,20 +117,25 @@ class Bucket:
         self.slot_table = torch.tensor(self.slots, dtype=torch.int32, device=self.device)
         self.partials = torch.zeros(len(tensor), device=self.device)
         self.bias = torch.zeros(2 * len(sizes), device=self.device)
-        self.ps, self.ms, self.vs = (_addresses(t, self.device) for t in (self.params, self.exp_avgs, self.exp_avg_sqs))
+        self.ps, self.ms, self.vs = (
+            _addresses(t, self.device) for t in (self.params, self.exp_avgs, self.exp_avg_sqs)
+        )
         self.xs = _addresses(self.max_exp_avg_sqs, self.device) if self.max_exp_avg_sqs else self.vs
         self.states = [self.adam_state[t] for t in self.params]
         self.p_at = [t.data_ptr() for t in held(self.params)]
         self.strides = [t.stride() for t in held(self.params)]
         self.at = [t.data_ptr() for t in held(self.grads)]
         self.gs = _addresses(self.grads, self.device)
-        self.host = torch.zeros(len(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda")  # for graph capture alone
+        self.host = torch.zeros(
+            len(sizes), dtype=torch.int64, pin_memory=self.device.type == "cuda"
+        )  # for graph capture alone
         self.controlled = any(slot >= 0 for slot in self.slots)
         self.launch = Launches()
         self.fused = False  # whether its set is controlled through the plan
 
     def still_fits(self) -> bool:
-        """Whether weights and moments are where they were. Gradients are new tensors at every step; they may move."""
+        """Whether weights and moments are where they were. Gradients are new tensors at every step;
+        they may move."""
         moments = all(map(is_, map(itemgetter("exp_avg"), self.states), self.exp_avgs))
         squares = all(map(is_, map(itemgetter("exp_avg_sq"), self.states), self.exp_avg_sqs))
         if not moments or not squares or list(map(Tensor.data_ptr, held(self.params))) != self.p_at:
@@ -147,10 +158,13 @@ class Bucket:
         return True
 
     def _point_at(self, grads: list[int]) -> None:
-        """New gradients in place of the old: their addresses go to the device without waiting for it."""
+        """New gradients in place of the old: their addresses go to the device without waiting for
+        it."""
         self.at = grads
         if _capturing(self.device):
-            self.host.copy_(torch.tensor(grads))  # stays as it is for as long as the graph is replayed
+            self.host.copy_(
+                torch.tensor(grads)
+            )  # stays as it is for as long as the graph is replayed
             self.gs.copy_(self.host, non_blocking=True)
         else:
             fresh = torch.tensor(grads, pin_memory=self.device.type == "cuda")
@@ -161,7 +175,12 @@ class Plan:
     """Everything the kernels need to know of an AdamW, and the norms they have summed."""
 
     def __init__(self, adam: Any, sets: list[WeightSet]) -> None:
-        slots = {p: i for i, p in enumerate(p for s in sets if s.is_plain and s.scope.axes is None for p in s.params)}
+        slots = {
+            p: i
+            for i, p in enumerate(
+                p for s in sets if s.is_plain and s.scope.axes is None for p in s.params
+            )
+        }
         self.adam, self.state = adam, adam.state
         self.buckets: list[Bucket] = []
         for group in adam.param_groups:
@@ -174,22 +193,35 @@ class Plan:
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.norms = torch.zeros(len(slots), dtype=torch.float64, device=device)
         self.factors = torch.ones(len(slots), device=device)  # what the next pass multiplies by
-        self.debts = torch.ones_like(self.norms)  # what the weights as they are still have to be multiplied by
+        self.debts = torch.ones_like(
+            self.norms
+        )  # what the weights as they are still have to be multiplied by
         self.lasts = torch.ones_like(self.norms)  # the last factors
         self.corrections = torch.ones_like(self.factors)
         self.needed = torch.zeros((), dtype=torch.int32, device=device)
         self.found_inf: Tensor | None = None
         self.versions: list[int] | None = None  # of the weights whose norms we hold
-        self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in adam.param_groups]
+        self.groups = [
+            (g, [slots[p] for p in g["params"] if p in slots]) for g in adam.param_groups
+        ]
         self._take_over()
         for s in sets:
             unfuse(s)
-            if s.is_plain and s.scope.axes is None and s.params and all(p in planned for p in s.params):
-                mine = [b for b in self.buckets if any(b.group is g for g in s.groups) and b.controlled]
+            if (
+                s.is_plain
+                and s.scope.axes is None
+                and s.params
+                and all(p in planned for p in s.params)
+            ):
+                mine = [
+                    b for b in self.buckets if any(b.group is g for g in s.groups) and b.controlled
+                ]
                 first = slots[s.params[0]]
                 for b in mine:
                     b.fused = True
-                weights = FusedWeights(self, s.params, s.scope, mine, first, before=s.settings["order"] == "before")
+                weights = FusedWeights(
+                    self, s.params, s.scope, mine, first, before=s.settings["order"] == "before"
+                )
                 if s.shards is None:
                     s.weights = weights
                 else:
@@ -203,20 +235,32 @@ class Plan:
         if any(isinstance(beta, Tensor) for beta in group["betas"]):
             raise Unfit("the betas are tensors")
         for i, (param, grad, moment) in enumerate(zip(params, grads, exp_avgs, strict=True)):
-            tensors = held([t[i] for t in (params, grads, exp_avgs, exp_avg_sqs)] + ([maxima[i]] if maxima else []))
+            tensors = held(
+                [t[i] for t in (params, grads, exp_avgs, exp_avg_sqs)]
+                + ([maxima[i]] if maxima else [])
+            )
             if grad.dtype not in DTYPES or moment.dtype not in DTYPES:
                 raise Unfit(f"a gradient is {grad.dtype} or its moments are {moment.dtype}")
             if not _is_dense(tensors[0]) or any(t.stride() != tensors[0].stride() for t in tensors):
-                raise Unfit("a parameter, its gradient and its moments are not laid out alike in memory")
+                raise Unfit(
+                    "a parameter, its gradient and its moments are not laid out alike in memory"
+                )
             aligned = all(t.data_ptr() % 16 == 0 for t in tensors)
-            keys.setdefault((param.device, param.dtype, grad.dtype, moment.dtype, aligned), []).append(i)
+            keys.setdefault(
+                (param.device, param.dtype, grad.dtype, moment.dtype, aligned), []
+            ).append(i)
         for key, indices in keys.items():
             together = torch.stack([steps[i] for i in indices]).to(key[0])
             for step, i in zip(together.unbind(), indices, strict=True):
                 self.state[params[i]]["step"] = step  # a view: one addition counts them all
-            p, g, m, v, x = ([t[i] for i in indices] if t else [] for t in (params, grads, exp_avgs, exp_avg_sqs, maxima))
+            p, g, m, v, x = (
+                [t[i] for i in indices] if t else []
+                for t in (params, grads, exp_avgs, exp_avg_sqs, maxima)
+            )
             mine = [slots.get(t, -1) for t in p]
-            self.buckets.append(Bucket(group, p, g, m, v, x, together, mine, aligned=key[-1], adam_state=self.state))
+            self.buckets.append(
+                Bucket(group, p, g, m, v, x, together, mine, aligned=key[-1], adam_state=self.state)
+            )
 
     def fits(self) -> bool:
         """Whether the plan still describes the optimizer; new gradients are taken over."""
@@ -228,7 +272,8 @@ class Plan:
         return all(any(b.group is g for g in groups) and b.still_fits() for b in self.buckets)
 
     def holds(self) -> bool:
-        """Whether the summed norms are still those of the weights, or someone else has written to them since."""
+        """Whether the summed norms are still those of the weights, or someone else has written to
+        them since."""
         return self.versions == list(map(attrgetter("_version"), self.params))
 
     def step(self, control_step: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
@@ -240,12 +285,16 @@ class Plan:
         torch.autograd.graph.increment_version(self.params)
         self.versions = list(map(attrgetter("_version"), self.params))
 
-    def _launch(self, b: Bucket, control_step: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
+    def _launch(
+        self, b: Bucket, control_step: Tensor, factor: Tensor | None, found_inf: Tensor | None
+    ) -> None:
         group, n = b.group, len(b.params)
         beta1, beta2 = group["betas"]
         lr = group["lr"]
         skip = b.bias if found_inf is None else found_inf  # any pointer will do where none is used
-        before, after = (b.controlled and b.fused and group["order"] == order for order in ("before", "after"))
+        before, after = (
+            b.controlled and b.fused and group["order"] == order for order in ("before", "after")
+        )
         b.launch(
             kernels.prepare, -(-n // 128), (b.steps, b.bias, skip, n),
             LOG2_BETA1=_log2(beta1), LOG2_BETA2=_log2(beta2), HAS_INF=found_inf is not None, BLOCK=128,
@@ -263,11 +312,29 @@ class Plan:
             BLOCK=BLOCK, CHUNK=b.chunk,
         )  # fmt: skip
         if b.controlled:
-            arguments = (b.partials, b.firsts, b.slot_table, self.norms, self.factors, self.debts, skip)
-            b.launch(kernels.finish_norms, n, arguments, AFTER=after, HAS_INF=found_inf is not None, BLOCK=1024)
+            arguments = (
+                b.partials,
+                b.firsts,
+                b.slot_table,
+                self.norms,
+                self.factors,
+                self.debts,
+                skip,
+            )
+            b.launch(
+                kernels.finish_norms,
+                n,
+                arguments,
+                AFTER=after,
+                HAS_INF=found_inf is not None,
+                BLOCK=1024,
+            )
 
-    def settle(self, scale: Tensor, first: int, n: int, buckets: list[Bucket], control_step: Tensor) -> None:
-        """Make good what the guessed factors missed, now or in the next step, and guess the next ones."""
+    def settle(
+        self, scale: Tensor, first: int, n: int, buckets: list[Bucket], control_step: Tensor
+    ) -> None:
+        """Make good what the guessed factors missed, now or in the next step, and guess the next
+        ones."""
         tolerance = 2.0**-14 if buckets[0].dropped else 2.0**-23
         skip = self.factors if self.found_inf is None else self.found_inf
         with _on(self.norms.device):
@@ -279,14 +346,24 @@ class Plan:
                 STRIDE=scale.dim(), HAS_INF=self.found_inf is not None, BLOCK=1024,
             )  # fmt: skip
             for b in buckets:
-                arguments = (b.ps, b.numels, b.slot_table, b.chunks, self.corrections, self.needed, control_step, len(b.chunks))
+                arguments = (
+                    b.ps,
+                    b.numels,
+                    b.slot_table,
+                    b.chunks,
+                    self.corrections,
+                    self.needed,
+                    control_step,
+                    len(b.chunks),
+                )
                 b.launch(
                     kernels.scale, min(len(b.chunks), 2048), arguments,
                     DROPPED=b.dropped, P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk,
                 )  # fmt: skip
 
     def measure(self) -> None:
-        """The norms of weights that someone else has written, summed as the Adam pass would have."""
+        """The norms of weights that someone else has written, summed as the Adam pass would
+        have."""
         for b in self.buckets:
             if b.controlled:
                 self._norms_of(b, b.ps, b.params[0].dtype, b.slot_table, self.norms)
@@ -301,25 +378,48 @@ class Plan:
             done += len(b.params)
         return torch.linalg.vector_norm(norms)
 
-    def _norms_of(self, b: Bucket, addresses: Tensor, dtype: torch.dtype, slots: Tensor, into: Tensor) -> None:
+    def _norms_of(
+        self, b: Bucket, addresses: Tensor, dtype: torch.dtype, slots: Tensor, into: Tensor
+    ) -> None:
         with _on(b.device):
             sums = (addresses, b.numels, b.chunks, b.partials)
-            b.launch(kernels.sum_squares, len(b.chunks), sums, P=DTYPES[dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk)
+            b.launch(
+                kernels.sum_squares,
+                len(b.chunks),
+                sums,
+                P=DTYPES[dtype],
+                ALIGNED=b.aligned,
+                BLOCK=BLOCK,
+                CHUNK=b.chunk,
+            )
             arguments = (b.partials, b.firsts, slots, into, into, into, into)
-            b.launch(kernels.finish_norms, len(b.params), arguments, AFTER=False, HAS_INF=False, BLOCK=1024)
+            b.launch(
+                kernels.finish_norms,
+                len(b.params),
+                arguments,
+                AFTER=False,
+                HAS_INF=False,
+                BLOCK=1024,
+            )
 
     def hand_over(self) -> None:
         """Leave what the next step needs in the groups, for a checkpoint or another plan."""
         for group, slots in self.groups:
             if slots:
-                group["pending"] = torch.stack([self.debts[slots], self.lasts[slots], self.factors[slots].double()])
+                group["pending"] = torch.stack(
+                    [self.debts[slots], self.lasts[slots], self.factors[slots].double()]
+                )
 
     def _take_over(self) -> None:
         for group, slots in self.groups:
             pending = group.get("pending")
             if pending is not None and pending.shape == (3, len(slots)):
                 debts, lasts, factors = pending.to(self.norms.device)
-                self.debts[slots], self.lasts[slots], self.factors[slots] = debts, lasts, factors.float()
+                self.debts[slots], self.lasts[slots], self.factors[slots] = (
+                    debts,
+                    lasts,
+                    factors.float(),
+                )
 
 
 def unfuse(s: WeightSet) -> None:
@@ -333,7 +433,15 @@ def unfuse(s: WeightSet) -> None:
 class FusedWeights(Weights):
     """Weights whose norms the plan has summed while writing them."""
 
-    def __init__(self, plan: Plan, params: list[Tensor], scope: Scope, buckets: list[Bucket], first: int, before: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        params: list[Tensor],
+        scope: Scope,
+        buckets: list[Bucket],
+        first: int,
+        before: bool,
+    ) -> None:
         super().__init__(params, scope)
         self.plan, self.buckets, self.before = plan, buckets, before
         self.mine = slice(first, first + len(params))
@@ -342,7 +450,9 @@ class FusedWeights(Weights):
         if not self.plan.holds():
             self.plan.measure()
         norms = self.plan.norms[self.mine]
-        return norms.clone() if self.before else norms  # the Adam pass that follows will write over them, and norms() still tell of these
+        return (
+            norms.clone() if self.before else norms
+        )  # the Adam pass that follows will write over them, and norms() still tell of these
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
         if self.before:  # the Adam pass that follows will multiply
@@ -352,13 +462,16 @@ class FusedWeights(Weights):
 
 
 def _chunks(numel: int, chunk: int) -> int:
-    """How many chunks a tensor has: whole rounds of interleaved ones, and in the last round one for every block."""
+    """How many chunks a tensor has: whole rounds of interleaved ones, and in the last round one for
+    every block."""
     whole, rest = divmod(numel, LANES * chunk)
     return whole * LANES + min(LANES, -(-rest // BLOCK))
 
 
 def _is_dense(p: Tensor) -> bool:
-    return p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))
+    return p.is_contiguous() or (
+        p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def _addresses(tensors: list[Tensor], device: torch.device) -> Tensor:

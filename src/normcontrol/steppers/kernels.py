@@ -1,8 +1,9 @@
-"""The fused step's Triton kernels: Adam over many tensors in one launch, summing the squares of what it writes.
+"""The fused step's Triton kernels: Adam over many tensors in one launch, summing the squares of
+what it writes.
 
-Tensors are reached through tables of addresses and cut into chunks, one program each. Sums go through memory in a
-fixed order, never through atomics, so that the same step gives the same bits. These kernels know nothing of targets
-and laws: they move weights, and ``fused.py`` says where to.
+Tensors are reached through tables of addresses and cut into chunks, one program each. Sums go
+through memory in a fixed order, never through atomics, so that the same step gives the same bits.
+These kernels know nothing of targets and laws: they move weights, and ``fused.py`` says where to.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def _seed(step_ptr, index, salt):
 
 @triton.jit
 def _round(x, offsets, seed, DROPPED: tl.constexpr):
-    """Round float32 at random to the format that lacks its last DROPPED bits, as ``rounding`` does."""
+    """Round float32 at random to the format that lacks its last DROPPED bits, as ``rounding``
+    does."""
     noise = _hash(offsets.to(tl.uint32) + seed) & ((1 << DROPPED) - 1)
     bits = x.to(tl.uint32, bitcast=True) + noise
     return (bits & (0xFFFFFFFF ^ ((1 << DROPPED) - 1))).to(tl.float32, bitcast=True)
@@ -49,15 +51,26 @@ LANES = tl.constexpr(16)
 
 @triton.jit
 def _start(chunk, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Where a chunk's first block lies. Sixteen chunks are interleaved block by block, and go on in strides of sixteen
-    blocks: programs that run together then work on neighbouring memory, which it is fastest at, however long a chunk is."""
+    """Where a chunk's first block lies. Sixteen chunks are interleaved block by block, and go on in
+    strides of sixteen blocks: programs that run together then work on neighbouring memory, which it
+    is fastest at, however long a chunk is."""
     chunk = chunk.to(tl.int64)
     return chunk // LANES * LANES * CHUNK + chunk % LANES * BLOCK
 
 
 @triton.jit
-def prepare(steps, bias, found_inf, n, LOG2_BETA1: tl.constexpr, LOG2_BETA2: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr):
-    """Count the step of every tensor, and write its bias corrections ``1 - beta1^t`` and ``sqrt(1 - beta2^t)``."""
+def prepare(
+    steps,
+    bias,
+    found_inf,
+    n,
+    LOG2_BETA1: tl.constexpr,
+    LOG2_BETA2: tl.constexpr,
+    HAS_INF: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Count the step of every tensor, and write its bias corrections ``1 - beta1^t`` and ``sqrt(1 -
+    beta2^t)``."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     counted = 1.0
@@ -76,7 +89,8 @@ def _adam_block(
     ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
-    """Adam on one block; returns the weights as written, in float32 (and anything at all where the mask is off)."""
+    """Adam on one block; returns the weights as written, in float32 (and anything at all where the
+    mask is off)."""
     g = tl.load(g_ptr + offsets, mask).to(tl.float32) * g_factor
     p = tl.load(p_ptr + offsets, mask).to(tl.float32)
     m = tl.load(m_ptr + offsets, mask).to(tl.float32)
@@ -94,7 +108,11 @@ def _adam_block(
     if DROPPED > 0:
         new_p = _round(new_p, offsets, seed, DROPPED)
     if HAS_INF:  # an overflow: everything stays as it was
-        new_p, new_m, new_v = tl.where(skip == 0, new_p, p), tl.where(skip == 0, new_m, m), tl.where(skip == 0, new_v, v)
+        new_p, new_m, new_v = (
+            tl.where(skip == 0, new_p, p),
+            tl.where(skip == 0, new_m, m),
+            tl.where(skip == 0, new_v, v),
+        )
         if AMSGRAD:
             top = tl.where(skip == 0, top, old_top)
     tl.store(p_ptr + offsets, new_p.to(p_ptr.dtype.element_ty), mask)
@@ -113,7 +131,8 @@ def adam(
     DROPPED: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One Adam step of one chunk, multiplied by its tensor's factor BEFORE or AFTER, and what is written squared and summed."""
+    """One Adam step of one chunk, multiplied by its tensor's factor BEFORE or AFTER, and what is
+    written squared and summed."""
     program = tl.program_id(0)
     tensor = tl.load(chunks + 2 * program)
     start = _start(tl.load(chunks + 2 * program + 1), BLOCK, CHUNK)
@@ -153,8 +172,18 @@ def adam(
 
 
 @triton.jit
-def sum_squares(ps, numels, chunks, partials, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """The sum of squares of one chunk of any tensors: weights that others have written, or gradients."""
+def sum_squares(
+    ps,
+    numels,
+    chunks,
+    partials,
+    P: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The sum of squares of one chunk of any tensors: weights that others have written, or
+    gradients."""
     program = tl.program_id(0)
     tensor = tl.load(chunks + 2 * program)
     start = _start(tl.load(chunks + 2 * program + 1), BLOCK, CHUNK)
@@ -177,8 +206,8 @@ def sum_squares(ps, numels, chunks, partials, P: tl.constexpr, ALIGNED: tl.const
 def finish_norms(
     partials, firsts, slots, norms, factors, debts, found_inf, AFTER: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The norm of one tensor from the sums of its chunks, in float64, into its slot. Where the weights were written AFTER
-    a multiplication, it is the norm that they had before it."""
+    """The norm of one tensor from the sums of its chunks, in float64, into its slot. Where the
+    weights were written AFTER a multiplication, it is the norm that they had before it."""
     tensor = tl.program_id(0)
     slot = tl.load(slots + tensor)
     if slot >= 0:
@@ -201,10 +230,11 @@ def settle(
     scales, factors, debts, lasts, corrections, needed, tolerance, found_inf, first, n,
     STRIDE: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compare the factors that the weights were written with to those that the control then asked for.
+    """Compare the factors that the weights were written with to those that the control then asked
+    for.
 
-    A difference of less than ``tolerance`` is owed until the next step, which multiplies anyway; a larger one is
-    corrected at once. The next factor is guessed from the last two."""
+    A difference of less than ``tolerance`` is owed until the next step, which multiplies anyway; a
+    larger one is corrected at once. The next factor is guessed from the last two."""
     any_needed = 0
     for i in range(0, n, BLOCK):
         at = i + tl.arange(0, BLOCK)
@@ -237,8 +267,8 @@ def scale(
     ps, numels, slots, chunks, factors, needed, control_step, n_chunks,
     DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply weights by their tensors' factors, if that is needed; from the last chunk to the first, since the cache
-    holds the last ones."""
+    """Multiply weights by their tensors' factors, if that is needed; from the last chunk to the
+    first, since the cache holds the last ones."""
     if tl.load(needed) != 0:
         for done in range(tl.program_id(0), n_chunks, tl.num_programs(0)):
             program = n_chunks - 1 - done
@@ -258,7 +288,9 @@ def scale(
                             p = _round(p, offsets, seed, DROPPED)
                         tl.store(p_ptr + offsets, p.to(P))
                 else:
-                    for i in range(0, tl.minimum(numel - start, CHUNK * LANES).to(tl.int32), BLOCK * LANES):
+                    for i in range(
+                        0, tl.minimum(numel - start, CHUNK * LANES).to(tl.int32), BLOCK * LANES
+                    ):
                         offsets = start + i + tl.arange(0, BLOCK)
                         p = tl.load(p_ptr + offsets, offsets < numel).to(tl.float32) * factor
                         if DROPPED > 0:

@@ -1,9 +1,10 @@
 """Multiplying low-precision weights by factors close to one.
 
-A bf16 weight times ``1 - 3e-4`` is itself again, since the change is below half a unit in its last place: rounded to
-nearest, control would silently do nothing near its target. Here the product is rounded up or down at random, with
-the probability that makes it right on average. The random bits are a hash of (step, tensor size, position), not a
-generator's stream: the same step rounds the same way after a resume, and nobody else's randomness is disturbed.
+A bf16 weight times ``1 - 3e-4`` is itself again, since the change is below half a unit in its last
+place: rounded to nearest, control would silently do nothing near its target. Here the product is
+rounded up or down at random, with the probability that makes it right on average. The random bits
+are a hash of (step, tensor size, position), not a generator's stream: the same step rounds the same
+way after a resume, and nobody else's randomness is disturbed.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ CHUNK = 1 << 20
 """Elements rounded at a time, so that temporaries stay small beside the model."""
 
 
-def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor, places: Sequence[Tensor] | None = None) -> None:
+def multiply_rounding_(
+    weight: Tensor, scale: Tensor, seed: Tensor, places: Sequence[Tensor] | None = None
+) -> None:
     """``weight *= scale`` for a bf16 or fp16 weight, rounded up or down so that the mean is exact.
 
-    A piece of a larger tensor rounds as it would there, given its ``places``: along each axis, what an index adds to
-    the position in the larger tensor.
+    A piece of a larger tensor rounds as it would there, given its ``places``: along each axis, what
+    an index adds to the position in the larger tensor.
 
     >>> w = torch.ones(100_000, dtype=torch.bfloat16)
     >>> multiply_rounding_(w, torch.tensor(1 - 3e-4), seed=torch.tensor(1))
@@ -43,7 +46,9 @@ def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor, places: Sequ
     for i, piece in enumerate(weight.split(rows) if weight.dim() else (weight,)):
         part = factor.narrow(0, i * rows, piece.size(0)) if by_row else factor
         if places is None:
-            index = torch.arange(done, done + piece.numel(), dtype=torch.int32, device=weight.device).view(piece.shape)
+            index = torch.arange(
+                done, done + piece.numel(), dtype=torch.int32, device=weight.device
+            ).view(piece.shape)
         else:
             index = _positions([places[0].narrow(0, i * rows, piece.size(0)), *places[1:]])
         bits = (piece.float() * part).view(torch.int32)
@@ -53,7 +58,8 @@ def multiply_rounding_(weight: Tensor, scale: Tensor, seed: Tensor, places: Sequ
 
 
 def _in_one_launch_(weight: Tensor, factor: Tensor, seed: Tensor) -> bool:
-    """One factor for a whole tensor on a GPU, through a Triton kernel if there is one: the plain operations are some twenty passes."""
+    """One factor for a whole tensor on a GPU, through a Triton kernel if there is one: the plain
+    operations are some twenty passes."""
     whole = weight.is_cuda and weight.is_contiguous() and weight.numel() > 0 and factor.numel() == 1
     if not whole or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
@@ -63,7 +69,9 @@ def _in_one_launch_(weight: Tensor, factor: Tensor, seed: Tensor) -> bool:
         return False
     with torch.cuda.device(weight.device):
         grid = (-(-weight.numel() // 1024),)
-        kernels.multiply_rounding[grid](weight, factor, seed, weight.numel(), DROPPED=DROPPED_BITS[weight.dtype], BLOCK=1024)
+        kernels.multiply_rounding[grid](
+            weight, factor, seed, weight.numel(), DROPPED=DROPPED_BITS[weight.dtype], BLOCK=1024
+        )
     torch.autograd.graph.increment_version([weight])
     return True
 
@@ -76,12 +84,16 @@ def _positions(places: Sequence[Tensor]) -> Tensor:
 
 
 def seeds_of(step: Tensor, count: int) -> Sequence[Tensor]:
-    """A seed for each of so many tensors at ``step``: well mixed, so that no two tensors or steps share their bits."""
-    return _hash(_hash(step.to(torch.int32)) + torch.arange(count, dtype=torch.int32, device=step.device)).unbind()
+    """A seed for each of so many tensors at ``step``: well mixed, so that no two tensors or steps
+    share their bits."""
+    return _hash(
+        _hash(step.to(torch.int32)) + torch.arange(count, dtype=torch.int32, device=step.device)
+    ).unbind()
 
 
 def _hash(x: Tensor) -> Tensor:
-    """murmur3's 32-bit finaliser (Appleby), on int32: the masks make its arithmetic shifts logical ones."""
+    """murmur3's 32-bit finaliser (Appleby), on int32: the masks make its arithmetic shifts logical
+    ones."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * -2048144789
     x = x ^ ((x >> 13) & 0x7FFFF)

@@ -1,1 +1,2 @@
-"""Norms over time: traces, the report, averages of weights, and loggers. Nothing here changes how a step is made."""
+"""Norms over time: traces, the report, averages of weights, and loggers. Nothing here changes how a
+step is made."""

@@ -1,7 +1,7 @@
 """Averages of weights (EMA, SWA) under norm control.
 
-The average of points on a sphere lies inside it: an averaged model is shorter than the models it averages, and so
-off the norm that was held on purpose. ``reproject_`` puts it back.
+The average of points on a sphere lies inside it: an averaged model is shorter than the models it
+averages, and so off the norm that was held on purpose. ``reproject_`` puts it back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from normcontrol.scope import Weights
 
 @torch.no_grad()
 def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> None:
-    """Scale an averaged copy of ``model`` so that its controlled norms equal the optimizer's present targets.
+    """Scale an averaged copy of ``model`` so that its controlled norms equal the optimizer's
+    present targets.
 
     ``average`` is any module whose parameters stand in the order of the model's, such as
     :class:`torch.optim.swa_utils.AveragedModel`.
@@ -33,16 +34,24 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
     theirs, ours = list(average.parameters()), list(model.parameters())
     if [p.shape for p in theirs] != [p.shape for p in ours]:
         raise ValueError(
-            f"The average has {len(theirs)} parameters and the model {len(ours)}, or their shapes differ: it must be an average of this "
+            f"The average has {len(theirs)} parameters and the model {len(ours)}, or their shapes "
+            "differ: it must be an average of this "
             "very model, such as AveragedModel(model)."
         )
     twin: dict[Tensor, Tensor] = dict(zip(ours, theirs, strict=True))
     for s in optimizer._sets:
         missing = [name for name, p in zip(s.names, s.params, strict=True) if p not in twin]
         if missing:
-            raise ValueError(f"The optimizer controls {missing[0]}, which is not a parameter of the given model. Give the model it trains.")
+            raise ValueError(
+                f"The optimizer controls {missing[0]}, which is not a parameter of the given "
+                "model. Give the model it trains."
+            )
         target = optimizer._reading(s).target
         twins = [twin[p] for p in s.params]
-        shards = None if s.shards is None else shards_of(twins, s.scope, optimizer._spread, s.shards.shares)
+        shards = (
+            None
+            if s.shards is None
+            else shards_of(twins, s.scope, optimizer._spread, s.shards.shares)
+        )
         measure_together([shards])
         control_(shards or Weights(twins, s.scope), projection, 1.0, target, 1.0, optimizer._step)

@@ -18,7 +18,10 @@ def report(opt: NormControl) -> str:
     total = sum(len(g["params"]) for g in opt.param_groups)
     name = type(opt).__name__
     inner = f" around {type(opt.optimizer).__name__}" if name == "NormControl" else ""
-    lines = [f"{name}{inner}: {tensors} of {total} tensors controlled, {weights:,} weights, step {int(opt._step)}"]
+    lines = [
+        f"{name}{inner}: {tensors} of {total} tensors controlled, {weights:,} weights, step "
+        f"{int(opt._step)}"
+    ]
     if hasattr(opt, "implementation"):
         lines.append(f"the step runs in {opt.implementation}")
     for s in opt._sets:
@@ -35,23 +38,37 @@ def _heading(s: WeightSet) -> str:
 def _rows(opt: NormControl, s: WeightSet) -> list[str]:
     readings = opt.norms()
     cells = [("name", "shape", "initial norm", "norm", "ratio", "target")]
-    if s.shards is not None and s.shards.told:  # what each tensor has in the shared norm is not known
+    if (
+        s.shards is not None and s.shards.told
+    ):  # what each tensor has in the shared norm is not known
         tensors: Any = [[], [], [], []]
     else:
         sizes = s.scope.sizes(s.params)
-        tensors = s.names, s.params, s.whole(s.initial).split(sizes), s.whole(s.parts()).split(sizes)
+        tensors = (
+            s.names,
+            s.params,
+            s.whole(s.initial).split(sizes),
+            s.whole(s.parts()).split(sizes),
+        )
     for name, p, first, now in zip(*tensors, strict=True):
         target = "" if s.scope.joint else _number(readings[name].target.norm().item())
         shape = "x".join(map(str, p.shape))
         start, current = first.norm().item(), now.norm().item()
-        cells.append((name, shape, _number(start), _number(current), _ratio(current, start), target))
+        cells.append(
+            (name, shape, _number(start), _number(current), _ratio(current, start), target)
+        )
     if s.scope.joint:
         start, current = join(s.initial, s.scope).item(), join(s.parts(), s.scope).item()
         target = _number(opt._reading(s).target.item())
-        cells.append(("all of them", "", _number(start), _number(current), _ratio(current, start), target))
+        cells.append(
+            ("all of them", "", _number(start), _number(current), _ratio(current, start), target)
+        )
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
-        "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.ljust(w) if i < 2 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in cells
     ]
 

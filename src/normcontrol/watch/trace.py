@@ -1,7 +1,8 @@
 """Recording the norms of any run of any optimizer, and replaying them as a schedule.
 
-The paper's protocol in two lines: record AdamW's norm, then challenge it with AdamWN held at that norm. Who is
-recorded is decided as AdamWN decides who is controlled, so that the two mean the same weights.
+The paper's protocol in two lines: record AdamW's norm, then challenge it with AdamWN held at that
+norm. Who is recorded is decided as AdamWN decides who is controlled, so that the two mean the same
+weights.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from normcontrol.scope import SCOPES, join
 
 @dataclass(frozen=True)
 class ClassTrace:
-    """A class of tensors, record by record: its norm, the share of the initial mean square that decay has left, and the sum of all
-    steps' squared learning rates, each as decay has left it. (Without gradients that agree, the mean square is that of the random
-    walk, ``kept * initial + noise``.)"""
+    """A class of tensors, record by record: its norm, the share of the initial mean square that
+    decay has left, and the sum of all steps' squared learning rates, each as decay has left it.
+    (Without gradients that agree, the mean square is that of the random walk, ``kept * initial +
+    noise``.)"""
 
     count: int
     norms: list[float]
@@ -37,19 +39,23 @@ class ClassTrace:
 
 
 def angle(before: Tensor, after: Tensor, moved: Tensor) -> Tensor:
-    """The angle between two vectors of these norms, whose difference has the norm ``moved``; exact where it is small.
+    """The angle between two vectors of these norms, whose difference has the norm ``moved``; exact
+    where it is small.
 
     >>> float(angle(torch.tensor(3.0), torch.tensor(4.0), torch.tensor(5.0)).rad2deg())     # a right one
     90.0
     """
-    chord = (moved.square() - (after - before).square()).clamp(min=0) / (before * after)  # of the two unit vectors, squared
+    chord = (moved.square() - (after - before).square()).clamp(min=0) / (
+        before * after
+    )  # of the two unit vectors, squared
     return 2 * torch.asin((chord.sqrt() / 2).clamp(max=1))
 
 
 class NormTrace:
-    """Records the joint norm of an optimizer's regularised weights every ``every`` steps, from step 0 on, and that of each class of
-    tensors. With ``angles=True`` also the angle by which each recorded step turns the weights, for which it keeps a copy of them
-    during that step: the norms before and after a step do not tell.
+    """Records the joint norm of an optimizer's regularised weights every ``every`` steps, from step
+    0 on, and that of each class of tensors. With ``angles=True`` also the angle by which each
+    recorded step turns the weights, for which it keeps a copy of them during that step: the norms
+    before and after a step do not tell.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> adamw = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
@@ -68,15 +74,28 @@ class NormTrace:
         members = regularised(optimizer)
         self.params = [p for m in members for p in m.params]
         if not self.params:
-            raise ValueError("The optimizer regularises no weights that have a norm to record: give it groups that do.")
+            raise ValueError(
+                "The optimizer regularises no weights that have a norm to record: give it groups "
+                "that do."
+            )
         self._spread = Spread(self.params)
-        check_recognised([f"tensor{i}" for i in range(len(self.params))], self.params, SCOPES["global"], self._spread)
+        check_recognised(
+            [f"tensor{i}" for i in range(len(self.params))],
+            self.params,
+            SCOPES["global"],
+            self._spread,
+        )
         self.every = every
         self.steps: list[int] = []
         self._norms: list[Tensor | float] = []
         self._count = 0
-        # What decay does to each group; under norm control it is not known from the groups, and classes are not recorded.
-        self._groups = [] if any("norm0" in group for group in optimizer.param_groups) else optimizer.param_groups
+        # What decay does to each group; under norm control it is not known from the groups, and
+        # classes are not recorded.
+        self._groups = (
+            []
+            if any("norm0" in group for group in optimizer.param_groups)
+            else optimizer.param_groups
+        )
         self._sorted = sort_members(members) if self._groups else []
         self._walk: list[tuple[Any, Any]] = [(1.0, 0.0)] * len(self._groups)
         self._parts: list[tuple[Tensor, list[tuple[Any, Any]]]] = []
@@ -96,7 +115,9 @@ class NormTrace:
     def _after(self, *_: Any) -> None:
         self._count += 1
         for i, group in enumerate(self._groups):
-            lr = 0.0 if group.get("lr") is None else group["lr"]  # some optimizers have none: then nothing can be calibrated
+            lr = (
+                0.0 if group.get("lr") is None else group["lr"]
+            )  # some optimizers have none: then nothing can be calibrated
             left = (1 - lr * group.get("weight_decay", 0.0)) ** 2
             self._walk[i] = self._walk[i][0] * left, self._walk[i][1] * left + lr**2
         if self._count % self.every == 0:
@@ -127,7 +148,8 @@ class NormTrace:
 
     @property
     def angles(self) -> list[float]:
-        """By how much each recorded step turned the weights, in radians; nothing without ``angles=True``. Scaling them all does not."""
+        """By how much each recorded step turned the weights, in radians; nothing without
+        ``angles=True``. Scaling them all does not."""
         self._angles = [float(a) for a in self._angles]
         return self._angles  # type: ignore[return-value]
 
@@ -138,10 +160,12 @@ class NormTrace:
 
     @property
     def classes(self) -> dict[str, ClassTrace]:
-        """The records of each class of tensors, from which :func:`normcontrol.predict.calibrate` finds its constants; none under
-        norm control."""
+        """The records of each class of tensors, from which :func:`normcontrol.predict.calibrate`
+        finds its constants; none under norm control."""
         for name, group, indices in self._sorted:
-            kept = self._classes.setdefault(name, ClassTrace(sum(self.params[i].numel() for i in indices), [], [], []))
+            kept = self._classes.setdefault(
+                name, ClassTrace(sum(self.params[i].numel() for i in indices), [], [], [])
+            )
             for parts, walk in self._parts[len(kept.norms) :]:
                 kept.norms.append(math.sqrt(sum(n * n for n in parts[indices].tolist())))
                 kept.kept.append(float(walk[group][0]))
@@ -149,9 +173,14 @@ class NormTrace:
         return self._classes
 
     def curve(self, smooth: int = 1) -> trace:
-        """The whole curve of ratios as a schedule, each point averaged with its neighbours over ``smooth`` records."""
+        """The whole curve of ratios as a schedule, each point averaged with its neighbours over
+        ``smooth`` records."""
         ratios, half = self.ratios, smooth // 2
-        windows = [ratios[max(0, i - half) : i + half + 1] for i in range(len(ratios))] if half else [[r] for r in ratios]
+        windows = (
+            [ratios[max(0, i - half) : i + half + 1] for i in range(len(ratios))]
+            if half
+            else [[r] for r in ratios]
+        )
         return trace([sum(w) / len(w) for w in windows], self.steps)
 
     def final(self, ramp: float = 2500) -> linear:
@@ -159,14 +188,27 @@ class NormTrace:
         return linear(1.0, self.ratios[-1], steps=ramp)
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as JSON, or as CSV if the name ends so; CSV holds the joint norm alone."""
+        """Write the trace as JSON, or as CSV if the name ends so; CSV holds the joint norm
+        alone."""
         path = Path(path)
         if path.suffix == ".csv":
             with path.open("w", newline="") as file:
-                csv.writer(file).writerows([("step", "norm"), *zip(self.steps, self.norms, strict=True)])
+                csv.writer(file).writerows(
+                    [("step", "norm"), *zip(self.steps, self.norms, strict=True)]
+                )
         else:
             classes = {name: asdict(c) for name, c in self.classes.items()}
-            path.write_text(json.dumps({"steps": self.steps, "norms": self.norms, "classes": classes, "angles": self.angles}) + "\n")
+            path.write_text(
+                json.dumps(
+                    {
+                        "steps": self.steps,
+                        "norms": self.norms,
+                        "classes": classes,
+                        "angles": self.angles,
+                    }
+                )
+                + "\n"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> NormTrace:
@@ -178,14 +220,25 @@ class NormTrace:
         try:
             if path.suffix == ".csv":
                 rows = list(csv.DictReader(path.open(newline="")))
-                self.steps, self._norms = [int(r["step"]) for r in rows], [float(r["norm"]) for r in rows]
+                self.steps, self._norms = (
+                    [int(r["step"]) for r in rows],
+                    [float(r["norm"]) for r in rows],
+                )
             else:
                 content = json.loads(path.read_text())
                 self.steps, self._norms = list(content["steps"]), list(content["norms"])
-                self._classes = {name: ClassTrace(**c) for name, c in content.get("classes", {}).items()}
+                self._classes = {
+                    name: ClassTrace(**c) for name, c in content.get("classes", {}).items()
+                }
                 self._angles = list(content.get("angles", []))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not a norm trace: it should hold steps and norms as NormTrace.save writes them.") from error
+            raise ValueError(
+                f"{path} is not a norm trace: it should hold steps and norms as NormTrace.save "
+                "writes them."
+            ) from error
         if not self.steps or len(self.steps) != len(self._norms):
-            raise ValueError(f"{path} holds {len(self.steps)} steps and {len(self._norms)} norms: a trace needs one norm for each step.")
+            raise ValueError(
+                f"{path} holds {len(self.steps)} steps and {len(self._norms)} norms: a trace needs "
+                "one norm for each step."
+            )
         return self

@@ -1,7 +1,9 @@
-"""Where numbers are looked at: JSONL files, TensorBoard and Weights & Biases, behind one small interface.
+"""Where numbers are looked at: JSONL files, TensorBoard and Weights & Biases, behind one small
+interface.
 
-A tracker takes a step and a dictionary of numbers; :func:`values` makes that dictionary from an optimizer's norms. Every
-value that comes with a target, as ``norm/global`` with ``norm/global/target``, is drawn against it in one TensorBoard chart.
+A tracker takes a step and a dictionary of numbers; :func:`values` makes that dictionary from an
+optimizer's norms. Every value that comes with a target, as ``norm/global`` with
+``norm/global/target``, is drawn against it in one TensorBoard chart.
 """
 
 from __future__ import annotations
@@ -62,18 +64,20 @@ class JSONL:
 
 
 class TensorBoard:
-    """Event files in a folder, with a page "Custom scalars" that draws every value against its target.
+    """Event files in a folder, with a page "Custom scalars" that draws every value against its
+    target.
 
-    Args:
-        folder: where the event files go.
-        start: the first step that will be logged. What an interrupted run had logged from there on is hidden.
+    Args: folder: where the event files go. start: the first step that will be logged. What an
+        interrupted run had logged from there on is hidden.
     """
 
     def __init__(self, folder: str | Path, start: int | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ModuleNotFoundError("TensorBoard was asked for, but is not installed: pip install tensorboard.") from None
+            raise ModuleNotFoundError(
+                "TensorBoard was asked for, but is not installed: pip install tensorboard."
+            ) from None
         self.writer = SummaryWriter(str(folder), purge_step=start)
         self._laid_out = False
 
@@ -89,23 +93,27 @@ class TensorBoard:
 
 
 class WandB:
-    """A Weights & Biases run: the one that is active already, or a new one with the arguments of ``wandb.init``.
+    """A Weights & Biases run: the one that is active already, or a new one with the arguments of
+    ``wandb.init``.
 
-    A run that was active stays so when the tracker is closed. ``WANDB_MODE=offline`` or ``mode="offline"`` writes to disk
-    without an account or a network.
+    A run that was active stays so when the tracker is closed. ``WANDB_MODE=offline`` or
+    ``mode="offline"`` writes to disk without an account or a network.
     """
 
     def __init__(self, project: str | None = None, **init: Any) -> None:
         try:
             import wandb
         except ImportError:
-            raise ModuleNotFoundError("Weights & Biases was asked for, but is not installed: pip install wandb.") from None
+            raise ModuleNotFoundError(
+                "Weights & Biases was asked for, but is not installed: pip install wandb."
+            ) from None
         self._begun = wandb.run is None
         try:
             self.run: Any = wandb.init(project=project, **init) if self._begun else wandb.run
         except wandb.Error as error:
             raise RuntimeError(
-                f"Weights & Biases starts no run. It says: {error} To log to this machine's disk alone, set WANDB_MODE=offline."
+                f"Weights & Biases starts no run. It says: {error} To log to this machine's disk "
+                "alone, set WANDB_MODE=offline."
             ) from error
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -117,14 +125,18 @@ class WandB:
 
 
 def controller(optimizer: Any) -> NormControl:
-    """The optimizer under norm control, out of what Accelerate, Lightning or Fabric wrapped around it."""
+    """The optimizer under norm control, out of what Accelerate, Lightning or Fabric wrapped around
+    it."""
     inner, found = optimizer, None
-    while inner is not None:  # Lightning's wrappers pass for what they wrap, so it is the last one that counts
+    while (
+        inner is not None
+    ):  # Lightning's wrappers pass for what they wrap, so it is the last one that counts
         found = inner if isinstance(inner, NormControl) else found
         inner = getattr(inner, "optimizer", None)
     if found is None:
         raise TypeError(
-            f"{type(optimizer).__name__} controls no norms, so there are none to log. Give an AdamWN or a NormControl. (The norm of any "
+            f"{type(optimizer).__name__} controls no norms, so there are none to log. Give an "
+            "AdamWN or a NormControl. (The norm of any "
             "other optimizer's weights is recorded by NormTrace.)"
         )
     return found
@@ -132,7 +144,8 @@ def controller(optimizer: Any) -> NormControl:
 
 @torch.no_grad()
 def tensors(optimizer: Any) -> dict[str, Tensor]:
-    """As :func:`values`, but tensors, for a framework that reads them when it logs: nothing is waited for."""
+    """As :func:`values`, but tensors, for a framework that reads them when it logs: nothing is
+    waited for."""
     numbers: dict[str, Tensor] = {}
     for name, reading in controller(optimizer).norms().items():
         norm, target, ratio = reading.norm, reading.target, reading.ratio
@@ -140,15 +153,19 @@ def tensors(optimizer: Any) -> dict[str, Tensor]:
             initial = torch.where(ratio > 0, norm / ratio, norm).norm()
             norm, target = norm.norm(), target.norm()
             ratio = norm / initial
-        numbers |= {f"norm/{name}": norm, f"norm/{name}{TARGET}": target, f"norm/{name}/ratio": ratio}
+        numbers |= {
+            f"norm/{name}": norm,
+            f"norm/{name}{TARGET}": target,
+            f"norm/{name}/ratio": ratio,
+        }
     return numbers
 
 
 def values(optimizer: Any) -> dict[str, float]:
     """The norm, target and ratio of everything that is controlled, as numbers by name.
 
-    This waits for the device once. With scopes of rows or slices, they are the joint numbers of each tensor; under sharding
-    call it on every rank, even if only one of them logs.
+    This waits for the device once. With scopes of rows or slices, they are the joint numbers of
+    each tensor; under sharding call it on every rank, even if only one of them logs.
 
     >>> from normcontrol import AdamWN
     >>> values(AdamWN([torch.nn.Parameter(torch.ones(3, 3))], ratio=2.0))
@@ -156,18 +173,28 @@ def values(optimizer: Any) -> dict[str, float]:
     """
     numbers = tensors(optimizer)
     device = next(iter(numbers.values())).device
-    return dict(zip(numbers, torch.stack([n.to(device, torch.float64) for n in numbers.values()]).tolist(), strict=True))
+    return dict(
+        zip(
+            numbers,
+            torch.stack([n.to(device, torch.float64) for n in numbers.values()]).tolist(),
+            strict=True,
+        )
+    )
 
 
 def layout(names: Iterable[str]) -> dict[str, Any]:
-    """TensorBoard's ``add_custom_scalars`` argument: a chart for every name that has a target, with both lines in it.
+    """TensorBoard's ``add_custom_scalars`` argument: a chart for every name that has a target, with
+    both lines in it.
 
     >>> layout(["loss", "norm/global", "norm/global/target"])
     {'norms against their targets': {'norm/global': ['Multiline', ['^norm/global$', '^norm/global/target$']]}}
     """
     known = set(names)
     pairs = [(name, name + TARGET) for name in sorted(known) if name + TARGET in known]
-    charts = {name: ["Multiline", [f"^{re.escape(tag)}$" for tag in (name, target)]] for name, target in pairs}
+    charts = {
+        name: ["Multiline", [f"^{re.escape(tag)}$" for tag in (name, target)]]
+        for name, target in pairs
+    }
     return {"norms against their targets": charts} if charts else {}
 
 

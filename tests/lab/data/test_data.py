@@ -1,4 +1,5 @@
-"""Batches are a pure function of (data seed, step); data that is not what it says is refused by name."""
+"""Batches are a pure function of (data seed, step); data that is not what it says is refused by
+name."""
 
 from __future__ import annotations
 
@@ -47,8 +48,12 @@ def test_an_epoch_goes_through_every_window_once():
     whole = batches(rows=1)
     starts = [int(whole(step, slice(0, 1))[0][0, 0]) for step in range(whole.windows)]
     assert len(set(starts)) == whole.windows
-    assert {start % 16 for start in starts if start < 1000} == {starts[0] % 16 if starts[0] < 1000 else (starts[0] - 1000) % 16}
-    second = [int(whole(step, slice(0, 1))[0][0, 0]) for step in range(whole.windows, 2 * whole.windows)]
+    assert {start % 16 for start in starts if start < 1000} == {
+        starts[0] % 16 if starts[0] < 1000 else (starts[0] - 1000) % 16
+    }
+    second = [
+        int(whole(step, slice(0, 1))[0][0, 0]) for step in range(whole.windows, 2 * whole.windows)
+    ]
     assert second != starts
 
 
@@ -60,16 +65,26 @@ def test_validation_is_the_whole_split_in_fixed_windows():
 
 
 def test_a_validation_split_shorter_than_the_context_is_refused():
-    with pytest.raises(LabError, match=r"The validation split holds 16 tokens, and one context of 16 and the token after it are needed"):
+    with pytest.raises(
+        LabError,
+        match=r"The validation split holds 16 tokens, and one context of 16 and the token after it are needed",
+    ):
         data.validation([np.arange(16)], 16)
-    with pytest.raises(LabError, match=r"The training split holds 20 tokens, fewer than two contexts of 16"):
+    with pytest.raises(
+        LabError, match=r"The training split holds 20 tokens, fewer than two contexts of 16"
+    ):
         data.Batches([np.arange(20)], 16, 1, 0)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused():
-    with pytest.raises(LabError, match=r"A batch of 8 sequences cannot be divided among 3 processes"):
+    with pytest.raises(
+        LabError, match=r"A batch of 8 sequences cannot be divided among 3 processes"
+    ):
         World(0, 3).share(8, 1)
-    with pytest.raises(LabError, match=r"micro_batch=5 does not divide the 8 sequences that a process has in a step. Use --micro-batch 4"):
+    with pytest.raises(
+        LabError,
+        match=r"micro_batch=5 does not divide the 8 sequences that a process has in a step. Use --micro-batch 4",
+    ):
         World().share(8, 5)
 
 
@@ -96,13 +111,17 @@ def test_a_shard_that_fails_its_checksum_is_named(copied, damage):
     if damage == "flip":
         content[1000] ^= 1
     path.write_bytes(content if damage == "flip" else content[:-2])
-    with pytest.raises(LabError, match=r"The shard .*train-00000.bin is not what was written: its checksum differs"):
+    with pytest.raises(
+        LabError, match=r"The shard .*train-00000.bin is not what was written: its checksum differs"
+    ):
         load(copied)
 
 
 def test_a_missing_shard_is_named(copied):
     (copied / "val-00000.bin").unlink()
-    with pytest.raises(LabError, match=r"The shard .*val-00000.bin is missing, though manifest.json lists it"):
+    with pytest.raises(
+        LabError, match=r"The shard .*val-00000.bin is missing, though manifest.json lists it"
+    ):
         load(copied)
 
 
@@ -121,7 +140,9 @@ def test_nanogpts_bins_are_used_as_they_are(tmp_path):
     assert (dataset.tokenizer, dataset.vocab) == ("gpt2", 50257)
     assert dataset.train[0][4999] == 4999
     np.full(500, 50300, dtype="<u2").tofile(tmp_path / "val.bin")
-    with pytest.raises(LabError, match=r"val.bin holds the token id 50300, beyond the vocabulary of 50257"):
+    with pytest.raises(
+        LabError, match=r"val.bin holds the token id 50300, beyond the vocabulary of 50257"
+    ):
         load(tmp_path)
     (tmp_path / "val.bin").write_bytes(b"abc")
     with pytest.raises(LabError, match=r"val.bin has 3 bytes: uint16 ids need an even number"):

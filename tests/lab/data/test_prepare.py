@@ -1,4 +1,5 @@
-"""Every kind of source becomes the same tokens, in shards that survive being stopped at any moment."""
+"""Every kind of source becomes the same tokens, in shards that survive being stopped at any
+moment."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ DOCUMENTS = [f"Document {i}, with Zürich and 北京 in it.\n" * (i % 7 + 1) for
 
 def tokens(folder, split="train"):
     manifest = json.loads((folder / "manifest.json").read_text())
-    return np.concatenate([np.fromfile(folder / s["file"], manifest["dtype"]) for s in manifest["splits"][split]["shards"]])
+    return np.concatenate(
+        [
+            np.fromfile(folder / s["file"], manifest["dtype"])
+            for s in manifest["splits"][split]["shards"]
+        ]
+    )
 
 
 def prepared(source, out, name="bytes", **options):
@@ -35,9 +41,14 @@ def test_texts_jsonl_and_parquet_become_the_same_tokens(folder):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    (folder / "all.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    (folder / "all.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS)
+    )
     pq.write_table(pa.table({"text": DOCUMENTS}), folder / "all.parquet")
-    made = [prepared(folder / name, folder / f"out-{name}") for name in ("texts", "all.jsonl", "all.parquet")]
+    made = [
+        prepared(folder / name, folder / f"out-{name}")
+        for name in ("texts", "all.jsonl", "all.parquet")
+    ]
     for split in ("train", "val"):
         first, *others = [tokens(out, split) for out in made]
         assert all(np.array_equal(first, other) for other in others)
@@ -55,7 +66,9 @@ def test_every_tenth_document_is_for_validation_and_each_ends_with_the_end(folde
 
 def test_a_stopped_preparation_goes_on_and_ends_in_the_same_bytes(folder, monkeypatch):
     monkeypatch.setattr(prepare, "TASK", 200)
-    monkeypatch.setattr(prepare.time, "monotonic", iter(range(0, 10**6, 3)).__next__)  # a note every second task
+    monkeypatch.setattr(
+        prepare.time, "monotonic", iter(range(0, 10**6, 3)).__next__
+    )  # a note every second task
     whole = prepared(folder / "texts", folder / "whole", shard_tokens=1000)
 
     for stop in (5, 9, 14):
@@ -71,7 +84,9 @@ def test_a_stopped_preparation_goes_on_and_ends_in_the_same_bytes(folder, monkey
         assert (folder / "stopped" / "journal.json").exists()
     assert len(list((folder / "stopped").glob("train-*.bin"))) > 2
     prepared(folder / "texts", folder / "stopped", shard_tokens=1000)
-    assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in (folder / "stopped").iterdir())
+    assert sorted(p.name for p in whole.iterdir()) == sorted(
+        p.name for p in (folder / "stopped").iterdir()
+    )
     for path in whole.iterdir():
         assert path.read_bytes() == (folder / "stopped" / path.name).read_bytes()
 
@@ -84,8 +99,14 @@ def test_other_work_is_not_gone_on_with(folder, monkeypatch):
     monkeypatch.setattr(prepare.time, "monotonic", iter(range(0, 10**6, 10)).__next__)
     calls = []
     with pytest.raises(KeyboardInterrupt):
-        prepared(folder / "texts", folder / "out", progress=lambda *_: calls.append(1) if len(calls) < 5 else interrupt())
-    with pytest.raises(LabError, match=r"holds the beginning of other work: shard was 100000000 and is 1000 now"):
+        prepared(
+            folder / "texts",
+            folder / "out",
+            progress=lambda *_: calls.append(1) if len(calls) < 5 else interrupt(),
+        )
+    with pytest.raises(
+        LabError, match=r"holds the beginning of other work: shard was 100000000 and is 1000 now"
+    ):
         prepared(folder / "texts", folder / "out", shard_tokens=1000)
 
 
@@ -105,7 +126,10 @@ def test_cutting_a_long_document_does_not_change_its_tokens(tmp_path, monkeypatc
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert "".join(piece.text for piece in pieces) == text
     for known in [encoder, *gpt2()]:
-        assert np.concatenate([known.encode(piece.text) for piece in pieces]).tolist() == known.encode(text).tolist()
+        assert (
+            np.concatenate([known.encode(piece.text) for piece in pieces]).tolist()
+            == known.encode(text).tolist()
+        )
 
 
 def gpt2():
@@ -115,7 +139,9 @@ def gpt2():
         return []
 
 
-@pytest.mark.parametrize("make", [tokenizer.Bytes, lambda: tokenizer.Trained.train(DOCUMENTS, 400), tokenizer.GPT2])
+@pytest.mark.parametrize(
+    "make", [tokenizer.Bytes, lambda: tokenizer.Trained.train(DOCUMENTS, 400), tokenizer.GPT2]
+)
 def test_tokenizers_give_back_the_text(make, tmp_path):
     try:
         encoder = make()
@@ -127,7 +153,10 @@ def test_tokenizers_give_back_the_text(make, tmp_path):
         assert int(ids.max()) < encoder.size
         assert encoder.end not in ids
     encoder.save(tmp_path)
-    assert tokenizer.stored(encoder.name, tmp_path).encode("some text").tolist() == encoder.encode("some text").tolist()
+    assert (
+        tokenizer.stored(encoder.name, tmp_path).encode("some text").tolist()
+        == encoder.encode("some text").tolist()
+    )
 
 
 def test_gpt2s_tokens_are_those_of_encode_ordinary():
@@ -151,17 +180,25 @@ def refusal(run):
 def test_bad_sources_are_refused_in_a_sentence(tmp_path):
     assert "There is no file or folder" in refusal(lambda: corpus.source(str(tmp_path / "nothing")))
     (tmp_path / "folder").mkdir()
-    assert "There is no text in the folder" in refusal(lambda: corpus.source(str(tmp_path / "folder")))
+    assert "There is no text in the folder" in refusal(
+        lambda: corpus.source(str(tmp_path / "folder"))
+    )
     (tmp_path / "empty.txt").touch()
-    assert f"{tmp_path / 'empty.txt'} is empty" in refusal(lambda: corpus.source(str(tmp_path / "empty.txt")))
+    assert f"{tmp_path / 'empty.txt'} is empty" in refusal(
+        lambda: corpus.source(str(tmp_path / "empty.txt"))
+    )
     (tmp_path / "picture.jpg").write_bytes(b"x")
-    assert "ends in '.jpg', and what is read are .txt" in refusal(lambda: corpus.source(str(tmp_path / "picture.jpg")))
+    assert "ends in '.jpg', and what is read are .txt" in refusal(
+        lambda: corpus.source(str(tmp_path / "picture.jpg"))
+    )
 
 
 def test_undecodable_bytes_are_refused_with_their_place(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes(b"ok\n" * 500_000 + b"caf\xe9 and more\n")
-    assert f"{path} is not UTF-8: byte 1,500,003 is 0xe9" in refusal(lambda: prepared(path, tmp_path / "out"))
+    assert f"{path} is not UTF-8: byte 1,500,003 is 0xe9" in refusal(
+        lambda: prepared(path, tmp_path / "out")
+    )
     cut = "é".encode()[:1]
     path.write_bytes(b"ok\n" * 10 + cut)
     assert "byte 30 is 0xc3" in refusal(lambda: prepared(path, tmp_path / "out2"))
@@ -176,9 +213,13 @@ def test_jsonl_and_parquet_without_the_column_are_refused(tmp_path):
         lambda: prepared(tmp_path / "a.jsonl", tmp_path / "o1")
     )
     pq.write_table(pa.table({"content": ["x"]}), tmp_path / "a.parquet")
-    assert "has the columns content, and none named 'text'" in refusal(lambda: prepared(tmp_path / "a.parquet", tmp_path / "o2"))
+    assert "has the columns content, and none named 'text'" in refusal(
+        lambda: prepared(tmp_path / "a.parquet", tmp_path / "o2")
+    )
     (tmp_path / "b.parquet").write_bytes(b"no")
-    assert "b.parquet is not a parquet file" in refusal(lambda: prepared(tmp_path / "b.parquet", tmp_path / "o3"))
+    assert "b.parquet is not a parquet file" in refusal(
+        lambda: prepared(tmp_path / "b.parquet", tmp_path / "o3")
+    )
 
 
 def test_too_few_documents_to_validate_on_are_refused(tmp_path):
@@ -190,7 +231,19 @@ def test_too_few_documents_to_validate_on_are_refused(tmp_path):
 
 def test_an_unknown_tokenizer_is_refused_with_the_nearest_name(tmp_path, capsys):
     (tmp_path / "one.txt").write_text("just one\n")
-    assert main(["prepare", str(tmp_path / "one.txt"), "--out", str(tmp_path / "out"), "--tokenizer", "gpt-2"]) == 1
+    assert (
+        main(
+            [
+                "prepare",
+                str(tmp_path / "one.txt"),
+                "--out",
+                str(tmp_path / "out"),
+                "--tokenizer",
+                "gpt-2",
+            ]
+        )
+        == 1
+    )
     assert "There is no tokenizer 'gpt-2'. Did you mean gpt2?" in capsys.readouterr().err
 
 
@@ -214,13 +267,23 @@ def test_a_hugging_face_dataset_is_its_parquet_files_at_a_revision(tmp_path, mon
 
     pq.write_table(pa.table({"text": DOCUMENTS}), tmp_path / "train-0.parquet")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(["train-0.parquet"]))
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda name, file, repo_type, revision: str(tmp_path / file))
-    out = prepare.prepare(corpus.source("hf:someone/texts@abc123"), tmp_path / "out", "bytes", val_fraction=0.1)
+    monkeypatch.setattr(
+        huggingface_hub,
+        "hf_hub_download",
+        lambda name, file, repo_type, revision: str(tmp_path / file),
+    )
+    out = prepare.prepare(
+        corpus.source("hf:someone/texts@abc123"), tmp_path / "out", "bytes", val_fraction=0.1
+    )
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["source"] == "hf:someone/texts@abc123"
     assert manifest["documents"] == 50
     assert corpus.source("hf:someone/texts").name == "hf:someone/texts@c0ffee"
-    assert corpus.source("openwebtext").name == corpus.OPENWEBTEXT  # the revision asked for is the pinned one
-    assert "could not be fetched (ConnectionError: no route). Go online" in refusal(lambda: corpus.source("hf:nobody/nothing"))
+    assert (
+        corpus.source("openwebtext").name == corpus.OPENWEBTEXT
+    )  # the revision asked for is the pinned one
+    assert "could not be fetched (ConnectionError: no route). Go online" in refusal(
+        lambda: corpus.source("hf:nobody/nothing")
+    )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub([]))
     assert "has no parquet files" in refusal(lambda: corpus.source("hf:someone/texts"))

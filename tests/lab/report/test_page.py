@@ -1,4 +1,5 @@
-"""The report page in a real browser: it loads in silence, answers to the mouse, and fits a phone."""
+"""The report page in a real browser: it loads in silence, answers to the mouse, and fits a
+phone."""
 
 from __future__ import annotations
 
@@ -16,20 +17,29 @@ from normcontrol.lab.studies import STUDIES
 from normcontrol.lab.study.cells import Study, grid
 from normcontrol.lab.training.config import Config
 
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium, which is not installed here")
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs chromium, which is not installed here"
+)
 
 
 def three_arms(scale, done):
     base = Config().with_(steps=1000)
     arms = grid("AdamW", base.with_(optimizer="AdamW"), lr=[1e-3, 2e-3], seeds=[0, 1])
-    arms += grid("AdamWN", base, ratio=[1.5, 2.0], seeds=[0, 1]) + grid("AdamC </script><b>", base.with_(optimizer="AdamC"), seeds=[0, 1])
+    arms += grid("AdamWN", base, ratio=[1.5, 2.0], seeds=[0, 1]) + grid(
+        "AdamC </script><b>", base.with_(optimizer="AdamC"), seeds=[0, 1]
+    )
     return arms
 
 
 def outcome(cell):
     if cell.label == "AdamWN ratio=1.5 seed=1":
         return record(cell, math.inf)
-    return record(cell, 3 + 0.1 * len(cell.arm) / 7 + 100 * cell.config.optim.lr + 0.01 * cell.seed, owt=4.0, points=21)
+    return record(
+        cell,
+        3 + 0.1 * len(cell.arm) / 7 + 100 * cell.config.optim.lr + 0.01 * cell.seed,
+        owt=4.0,
+        points=21,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +67,9 @@ def test_it_loads_without_a_word_and_without_a_request(page):
         assert browser.said == []
         assert browser.js("document.querySelectorAll('canvas').length") == 4
         assert "three, tiny" in browser.js("document.body.innerText")
-        assert browser.js("document.querySelectorAll('b').length") == 0  # a name is text, whatever is in it
+        assert (
+            browser.js("document.querySelectorAll('b').length") == 0
+        )  # a name is text, whatever is in it
 
 
 @needs_browser
@@ -66,7 +78,12 @@ def test_toggling_an_arm_changes_every_panel_and_back(page):
         browser.open(page)
         before = browser.js(PIXELS)
         browser.js("document.querySelectorAll('#legend button')[1].click()")
-        assert browser.js("document.querySelectorAll('#legend button')[1].getAttribute('aria-pressed')") == "false"
+        assert (
+            browser.js(
+                "document.querySelectorAll('#legend button')[1].getAttribute('aria-pressed')"
+            )
+            == "false"
+        )
         without = browser.js(PIXELS)
         assert all(a != b for a, b in zip(before, without, strict=True))
         browser.js("document.querySelectorAll('#legend button')[1].click()")
@@ -80,12 +97,21 @@ def test_toggling_an_arm_changes_every_panel_and_back(page):
 def test_pointing_at_a_curve_names_it_and_dragging_zooms(page):
     with Browser(1280, 1600) as browser:
         browser.open(page)
-        box = browser.js("(b => [b.left, b.top, b.width, b.height])(document.querySelectorAll('canvas')[1].getBoundingClientRect())")
+        box = browser.js(
+            "(b => [b.left, b.top, b.width, "
+            "b.height])(document.querySelectorAll('canvas')[1].getBoundingClientRect())"
+        )
         browser.js("panels[1].canvas.scrollIntoView(); 1")
-        box = browser.js("(b => [b.left, b.top, b.width, b.height])(panels[1].canvas.getBoundingClientRect())")
-        x, y = browser.js("(l => [panels[1].px(l.x[20]), panels[1].py(l.y[20])])(panels[1].lines[0])")
+        box = browser.js(
+            "(b => [b.left, b.top, b.width, b.height])(panels[1].canvas.getBoundingClientRect())"
+        )
+        x, y = browser.js(
+            "(l => [panels[1].px(l.x[20]), panels[1].py(l.y[20])])(panels[1].lines[0])"
+        )
         browser.mouse("mouseMoved", box[0] + x - 1, box[1] + y - 1)
-        assert re.search(r"AdamW.* seed=\d: [\d.]+ at step 1000", browser.js("panels[1].tip.textContent"))
+        assert re.search(
+            r"AdamW.* seed=\d: [\d.]+ at step 1000", browser.js("panels[1].tip.textContent")
+        )
         before = browser.js("panels[1].r")
         browser.mouse("mousePressed", box[0] + 200, box[1] + 60, 1, 1)
         browser.mouse("mouseMoved", box[0] + 300, box[1] + 160, 1)
@@ -151,7 +177,14 @@ def big(runs: int, points: int) -> Page:
     for i in range(runs):
         values = [4 + math.exp(-s / 200) + 0.01 * math.sin(s * (i + 1)) for s in steps]
         made.append(
-            Run(f"arm {i % 8}", f"trial {i}", 0, Config().flat(), dict.fromkeys(("loss", "val_loss", "ratio"), (steps, values)), {})
+            Run(
+                f"arm {i % 8}",
+                f"trial {i}",
+                0,
+                Config().flat(),
+                dict.fromkeys(("loss", "val_loss", "ratio"), (steps, values)),
+                {},
+            )
         )
     return Page("Large", [], made)
 
@@ -164,11 +197,13 @@ def test_a_study_without_runs_has_a_page_and_figure_1_its_schedules(tmp_path):
 
 def test_the_commands_verdict_and_report(config, tmp_path, capsys):
     (tmp_path / "s.py").write_text(
-        "from normcontrol.lab.training.config import Config\nfrom normcontrol.lab.study.cells import grid\nfrom pathlib import Path\n"
+        "from normcontrol.lab.training.config import Config\nfrom normcontrol.lab.study.cells "
+        "import grid\nfrom pathlib import Path\n"
         "def study(scale, done):\n"
         f"    base = Config.load(Path({str(tmp_path / 'c.json')!r}))\n"
         "    arms = grid('AdamW', base, lr=[1e-2], seeds=[0, 1])\n"
-        "    return arms + grid('AdamWN', base.with_(optimizer='AdamWN'), lr=[1e-2], seeds=[0, 1])\n"
+        "    return arms + grid('AdamWN', base.with_(optimizer='AdamWN'), lr=[1e-2], seeds=[0, "
+        "1])\n"
     )
     config.save(tmp_path / "c.json")
     out = str(tmp_path / "out")

@@ -20,18 +20,41 @@ class Pretended:
         self.best_decay, self.best_lr, self.control = best_decay, best_lr, control or best_decay
 
     def cells(self, part):
-        return [c for c in self.ledger.cells(self.done) if c.part == part and self.done.of(c) is None]
+        return [
+            c for c in self.ledger.cells(self.done) if c.part == part and self.done.of(c) is None
+        ]
 
     def run(self, cells):
         for cell in cells:
             o = cell.config.optim
-            decay = self.control if cell.arm in ("AdamW from scaled weights", "AdamC") else self.best_decay
-            away = (math.log(o.lr / self.best_lr), math.log(o.weight_decay / decay), math.log((o.ratio or 1.6) / 1.6))
-            lines = [{"step": 0, "val_loss": 10.0, "ratio": 1.0}, {"step": 1500, "val_loss": 4 + 0.1 * sum(map(abs, away)), "ratio": 2.0}]
-            self.done.add(results.summarise(identity(cell.config, self.ledger.data_of(cell.config)), cell.config, {}, lines, 70.0))
+            decay = (
+                self.control
+                if cell.arm in ("AdamW from scaled weights", "AdamC")
+                else self.best_decay
+            )
+            away = (
+                math.log(o.lr / self.best_lr),
+                math.log(o.weight_decay / decay),
+                math.log((o.ratio or 1.6) / 1.6),
+            )
+            lines = [
+                {"step": 0, "val_loss": 10.0, "ratio": 1.0},
+                {"step": 1500, "val_loss": 4 + 0.1 * sum(map(abs, away)), "ratio": 2.0},
+            ]
+            self.done.add(
+                results.summarise(
+                    identity(cell.config, self.ledger.data_of(cell.config)),
+                    cell.config,
+                    {},
+                    lines,
+                    70.0,
+                )
+            )
 
 
-def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_controls(corpus, tmp_path):
+def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_controls(
+    corpus, tmp_path
+):
     study = Pretended(corpus, tmp_path)
     row = study.cells("grid")
     assert [c.arm for c in row] == ["AdamW"] * 3 + ["AdamWN"] * 3
@@ -40,7 +63,10 @@ def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_c
     assert study.cells("edges") == []
     seeds = study.cells("seeds")
     arms = ("AdamW", "AdamWN", "AdamW from scaled weights", "AdamC")
-    assert {(c.arm, c.seed) for c in seeds} == {(arm, s) for arm in arms for s in range(3)} - {("AdamW", 0), ("AdamWN", 0)}
+    assert {(c.arm, c.seed) for c in seeds} == {(arm, s) for arm in arms for s in range(3)} - {
+        ("AdamW", 0),
+        ("AdamWN", 0),
+    }
     scaled = next(c for c in seeds if c.arm == "AdamW from scaled weights")
     assert (scaled.config.model.init_scale, scaled.config.optim.weight_decay) == (1.6, 0.3)
     adamc = next(c for c in seeds if c.arm == "AdamC")
@@ -51,10 +77,28 @@ def test_the_claims_study_asks_for_equal_trials_then_seeds_of_the_best_and_its_c
     study.run(rest)
     assert study.cells("seeds") == []
     seconds = study.cells("seconds")
-    assert [(c.arm, c.seed) for c in seconds] == [("AdamW", 1), ("AdamW", 2), ("AdamWN", 1), ("AdamWN", 2)]
-    assert {(c.config.optim.lr, c.config.optim.ratio) for c in seconds if c.arm == "AdamWN"} == {(2e-3, 1.3)}
+    assert [(c.arm, c.seed) for c in seconds] == [
+        ("AdamW", 1),
+        ("AdamW", 2),
+        ("AdamWN", 1),
+        ("AdamWN", 2),
+    ]
+    assert {(c.config.optim.lr, c.config.optim.ratio) for c in seconds if c.arm == "AdamWN"} == {
+        (2e-3, 1.3)
+    }
     assert {c.part for c in study.ledger.cells(study.done)} == {
-        *("grid", "seeds", "seconds", "rate", "start", "horizon", "controls", "scope", "layernorm", "offset")
+        *(
+            "grid",
+            "seeds",
+            "seconds",
+            "rate",
+            "start",
+            "horizon",
+            "controls",
+            "scope",
+            "layernorm",
+            "offset",
+        )
     }
 
 
@@ -74,9 +118,15 @@ def test_a_best_value_at_the_edge_gives_each_arm_one_more_trial(corpus, tmp_path
     study = Pretended(corpus, tmp_path, best_decay=0.05)
     study.run(study.cells("grid"))
     more = study.cells("edges")
-    assert [(c.arm, c.settings[-1]) for c in more] == [("AdamW", ("weight_decay", 0.0333)), ("AdamWN", ("ratio", 1.44))]
+    assert [(c.arm, c.settings[-1]) for c in more] == [
+        ("AdamW", ("weight_decay", 0.0333)),
+        ("AdamWN", ("ratio", 1.44)),
+    ]
     study.run(more)
-    assert next(c for c in study.cells("seeds") if c.arm == "AdamW").config.optim.weight_decay == 0.0333
+    assert (
+        next(c for c in study.cells("seeds") if c.arm == "AdamW").config.optim.weight_decay
+        == 0.0333
+    )
 
 
 def test_a_best_decay_at_the_edge_of_a_horizon_is_followed_twice(corpus, tmp_path):
@@ -87,7 +137,11 @@ def test_a_best_decay_at_the_edge_of_a_horizon_is_followed_twice(corpus, tmp_pat
     for cell in study.ledger.cells(study.done):
         if cell.part == "horizon":
             tried.setdefault(cell.arm, []).append(cell.settings[-1][1])
-    assert sorted(tried["AdamW"]) == sorted(tried["AdamW, fewer steps"]) == [0.0037, 0.0111, 0.0333, 0.1, 0.3, 1.0]
+    assert (
+        sorted(tried["AdamW"])
+        == sorted(tried["AdamW, fewer steps"])
+        == [0.0037, 0.0111, 0.0333, 0.1, 0.3, 1.0]
+    )
     assert sorted(tried["AdamWN"]) == sorted(tried["AdamWN, fewer steps"])
     assert len(tried["AdamWN"]) == 6
 
@@ -116,6 +170,8 @@ def test_no_two_runs_of_the_claims_study_bear_the_same_name(corpus, tmp_path):
         study.run([c for c in study.ledger.cells(study.done) if study.done.of(c) is None])
     names = {}
     for cell in study.ledger.cells(study.done):
-        names.setdefault(cell.label, set()).add(identity(cell.config, study.ledger.data_of(cell.config)))
+        names.setdefault(cell.label, set()).add(
+            identity(cell.config, study.ledger.data_of(cell.config))
+        )
     assert len(names) > 50
     assert {label: ids for label, ids in names.items() if len(ids) > 1} == {}

@@ -1,4 +1,5 @@
-"""Studies: cells that are told apart by what they compute, never run twice, and kept whatever becomes of them."""
+"""Studies: cells that are told apart by what they compute, never run twice, and kept whatever
+becomes of them."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def files(out):
     return {path.name: path.stat().st_mtime_ns for path in (out / "cells").glob("*.jsonl")}
 
 
-def test_a_study_from_a_file_runs_all_cells_the_later_ones_chosen_by_the_earlier(study, tmp_path, capsys):
+def test_a_study_from_a_file_runs_all_cells_the_later_ones_chosen_by_the_earlier(
+    study, tmp_path, capsys
+):
     out = tmp_path / "out"
     assert main(["study", study, "--out", str(out), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
@@ -103,12 +106,24 @@ def test_several_workers_give_the_same_numbers_as_one(study, tmp_path):
     one, two = (begin(tmp_path / str(n), study, "tiny") for n in (1, 2))
     assert Runner(one, device="cpu", workers=1).run().left == 0
     assert Runner(two, device="cpu", workers=2).run().left == 0
-    assert {i: (r.final, r.curves) for i, r in one.results().items()} == {i: (r.final, r.curves) for i, r in two.results().items()}
+    assert {i: (r.final, r.curves) for i, r in one.results().items()} == {
+        i: (r.final, r.curves) for i, r in two.results().items()
+    }
 
 
 def test_a_killed_study_goes_on_where_it_was(study, tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "normcontrol.lab", "study", study, "--out", str(out), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "normcontrol.lab",
+        "study",
+        study,
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    ]
     process = subprocess.Popen(command)
     while process.poll() is None and len(files(out)) < 2:
         time.sleep(0.01)
@@ -139,13 +154,17 @@ def test_only_some_cells(study, tmp_path):
 def test_two_studies_do_not_mix(study, tmp_path, config, capsys):
     out = tmp_path / "out"
     begin(out, study, "tiny")
-    with pytest.raises(LabError, match="holds another study: its scale was 'tiny' and is 'small' now"):
+    with pytest.raises(
+        LabError, match="holds another study: its scale was 'tiny' and is 'small' now"
+    ):
         begin(out, study, "small")
     with pytest.raises(LabError, match="holds another study: its study was "):
         begin(out, study.replace("decays", "spoiled"), "tiny")
 
 
-def test_other_data_under_the_same_name_is_refused_and_the_same_data_elsewhere_is_not(study, tmp_path, corpus):
+def test_other_data_under_the_same_name_is_refused_and_the_same_data_elsewhere_is_not(
+    study, tmp_path, corpus
+):
     out = tmp_path / "out"
     Runner(begin(out, study, "tiny", str(corpus)), device="cpu", only=("seed=0",)).run()
     moved = tmp_path / "moved"
@@ -162,7 +181,9 @@ def test_other_data_under_the_same_name_is_refused_and_the_same_data_elsewhere_i
         begin(out, study, "tiny", str(moved))
 
 
-def test_failed_runs_are_kept_and_tried_again_and_diverged_ones_are_kept(study, tmp_path, monkeypatch):
+def test_failed_runs_are_kept_and_tried_again_and_diverged_ones_are_kept(
+    study, tmp_path, monkeypatch
+):
     ledger = begin(tmp_path / "out", study.replace("decays", "spoiled"), "tiny")
     Runner(ledger, device="cpu").run()
     statuses = sorted((r.status, r.error[:15]) for r in ledger.results().values())
@@ -199,20 +220,40 @@ def test_a_corrupt_record_is_named_and_left_out(study, tmp_path):
 
 def test_a_cell_is_what_it_computes_and_nothing_else():
     config = Config()
-    same = config.with_(micro_batch=1, device="cpu", compile=False, checkpoint_every=0, data="elsewhere")
+    same = config.with_(
+        micro_batch=1, device="cpu", compile=False, checkpoint_every=0, data="elsewhere"
+    )
     assert identity(config, DATA) == identity(same, DATA)
-    others = [config.with_(lr=2e-3), config.with_(init_seed=1), config.with_(scope="tensor"), config.with_(eval_every=7)]
-    names = {identity(config, DATA), identity(config, Data("other")), identity(config, Data("digest", {"owt": "x"}))}
+    others = [
+        config.with_(lr=2e-3),
+        config.with_(init_seed=1),
+        config.with_(scope="tensor"),
+        config.with_(eval_every=7),
+    ]
+    names = {
+        identity(config, DATA),
+        identity(config, Data("other")),
+        identity(config, Data("digest", {"owt": "x"})),
+    }
     assert len(names | {identity(other, DATA) for other in others}) == 7
 
 
 def test_warm_runs_compute_the_same_bits_as_fresh_ones(config, tmp_path):
     warm = Warm()
-    for i, changes in enumerate([{"optimizer": "AdamWN"}, {"init_seed": 3, "init_scale": 1.5}, {"optimizer": "AdamC"}, {"width": 16}]):
+    for i, changes in enumerate(
+        [
+            {"optimizer": "AdamWN"},
+            {"init_seed": 3, "init_scale": 1.5},
+            {"optimizer": "AdamC"},
+            {"width": 16},
+        ]
+    ):
         one = config.with_(**changes, dropout=0.1)
         assert train(one, tmp_path / f"warm-{i}", warm=warm)
         assert train(one, tmp_path / f"fresh-{i}")
-        assert (tmp_path / f"warm-{i}/metrics.jsonl").read_bytes() == (tmp_path / f"fresh-{i}/metrics.jsonl").read_bytes()
+        assert (tmp_path / f"warm-{i}/metrics.jsonl").read_bytes() == (
+            tmp_path / f"fresh-{i}/metrics.jsonl"
+        ).read_bytes()
 
 
 def test_models_of_one_shape_are_compiled_once(monkeypatch):
@@ -222,7 +263,9 @@ def test_models_of_one_shape_are_compiled_once(monkeypatch):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda model, **options: real(model, backend=backend, **options))
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **options: real(model, backend=backend, **options)
+    )
     warm, tokens = Warm(), torch.randint(0, 64, (2, 8))
     for seed in range(3):
         fresh = GPT(Model(layers=1, heads=1, width=8, context=8, init_seed=seed), vocab=64)
@@ -244,7 +287,9 @@ def test_other_data_is_validated_on_at_the_end(config, corpus, tmp_path):
     assert last["val_loss_data"] == pytest.approx(last["val_loss"], abs=1e-12)
     (tmp_path / "other").mkdir()
     np.arange(100).astype("<u2").tofile(tmp_path / "other/val.bin")
-    with pytest.raises(LabError, match=r"holds tokens of gpt2, and the model is trained on tokens of bytes"):
+    with pytest.raises(
+        LabError, match=r"holds tokens of gpt2, and the model is trained on tokens of bytes"
+    ):
         train(config.with_(also_validate=(str(tmp_path / "other"),)), tmp_path / "two")
     with pytest.raises(LabError, match=r"There is no manifest.json and no val.bin in"):
         train(config.with_(also_validate=(str(tmp_path),)), tmp_path / "three")
@@ -253,7 +298,10 @@ def test_other_data_is_validated_on_at_the_end(config, corpus, tmp_path):
 def test_under_torchrun_a_study_is_refused(study, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["study", study]) == 1
-    assert "A study gives each run one process, and torchrun started several" in capsys.readouterr().err
+    assert (
+        "A study gives each run one process, and torchrun started several"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_unknown_study_is_refused(tmp_path, study):
@@ -281,14 +329,18 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     assert "All are what they were." in said
     path = sorted((out / "cells").glob("*.jsonl"))[0]
     record = results.read(path)
-    assert str(Path(record.config["data"]).parent) == "."  # a record names its data, and not where on this machine it lies
+    assert (
+        str(Path(record.config["data"]).parent) == "."
+    )  # a record names its data, and not where on this machine it lies
     record.final["val_loss"] += 1e-12
     results.write(out, record, "x")
     assert main(["study", "--replay", str(out), "--device", "cpu", "--workers", "2"]) == 1
     said = capsys.readouterr().out
     assert said.count("the same, bit for bit") == 1  # whatever the threads of the workers
     assert "another result, -1.00e-12 in validation loss" in said
-    with pytest.raises(LabError, match="A replay is of what its folder says, on this machine and to its end"):
+    with pytest.raises(
+        LabError, match="A replay is of what its folder says, on this machine and to its end"
+    ):
         study_command.study(["--replay", str(out), "--limit-minutes", "1"])
 
 
@@ -312,20 +364,37 @@ def test_on_ray_the_numbers_are_those_of_a_local_run(study, tmp_path, monkeypatc
     Runner(here, device="cpu", only=("seed=0",)).run()
     Runner(there, device="cpu", only=("seed=0",), on="ray", workers=2).run()
     assert len(there.results()) == 2
-    assert {i: (r.final, r.curves) for i, r in here.results().items()} == {i: (r.final, r.curves) for i, r in there.results().items()}
+    assert {i: (r.final, r.curves) for i, r in here.results().items()} == {
+        i: (r.final, r.curves) for i, r in there.results().items()
+    }
 
 
 def test_ctrl_c_saves_the_cell_that_is_under_way(study, tmp_path, config):
     config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "normcontrol.lab", "study", study, "--out", str(out), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "normcontrol.lab",
+        "study",
+        study,
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    while process.poll() is None and not any(len(metrics.read(folder)) > 20 for folder in (out / "work").glob("*")):
+    while process.poll() is None and not any(
+        len(metrics.read(folder)) > 20 for folder in (out / "work").glob("*")
+    ):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Stopped (stopped by hand) with 0 cells finished and 4 or more left. The same command goes on." in said
+    assert (
+        "Stopped (stopped by hand) with 0 cells finished and 4 or more left. The same command goes "
+        "on." in said
+    )
     assert len(list((out / "work").glob("*/checkpoints/*.pt"))) == 1
 
 

@@ -40,21 +40,32 @@ def outcome(gain=0.02, worst=None):
 def test_a_difference_that_is_there_is_shown_with_its_interval_and_the_tuning():
     verdict = judge(FakeLedger(Study("s", two_arms, baseline="AdamW"), outcome()))
     first, second = verdict.sentences()
-    assert "AdamWN lr=0.002 ended at a validation loss 0.0200 lower than AdamW lr=0.002 (-0.0200 ± 0.00" in first
+    assert (
+        "AdamWN lr=0.002 ended at a validation loss 0.0200 lower than AdamW lr=0.002 (-0.0200 ± "
+        "0.00" in first
+    )
     assert first.endswith("n = 3 paired seeds): shown.")
-    assert second == "Each had 3 trials; the best of AdamWN is inside its grid, that of AdamW inside its grid."
+    assert (
+        second
+        == "Each had 3 trials; the best of AdamWN is inside its grid, that of AdamW inside its "
+        "grid."
+    )
     row = dict(zip(verdict.headings(), verdict.table()[1], strict=True))
     assert row["n"] == "3"
     assert row["s.d."] == f"{statistics.stdev(0.9 * NOISE[seed] for seed in range(3)):.4f}"
     assert row["loss on owt"] == "3.9797"
     assert row["difference on owt"].startswith("-0.0200 ±")
-    assert row["steps to baseline"] == "100%"  # a straight line down to 2.98 passes 3.00 in the last thousandth
+    assert (
+        row["steps to baseline"] == "100%"
+    )  # a straight line down to 2.98 passes 3.00 in the last thousandth
     assert not verdict.flags
 
 
 def test_a_trial_of_fewer_seeds_that_did_better_is_named():
     def cells(scale, done):
-        return [c for c in two_arms(scale, done) if c.seed == 0 or c.config.optim.lr != 2e-3]  # the best has one seed
+        return [
+            c for c in two_arms(scale, done) if c.seed == 0 or c.config.optim.lr != 2e-3
+        ]  # the best has one seed
 
     def of(cell):
         worse = 1.0 if cell.arm == "AdamWN" and cell.config.optim.lr == 2e-3 else 0.0
@@ -62,13 +73,18 @@ def test_a_trial_of_fewer_seeds_that_did_better_is_named():
 
     flags = judge(FakeLedger(Study("s", cells, baseline="AdamW"), of)).flags
     assert [flag for flag in flags if "is compared by" in flag] == [
-        "AdamW is compared by lr=0.001, which has the most seeds (3); lr=0.002 ended 1.0000 lower with the 1 it has."
+        "AdamW is compared by lr=0.001, which has the most seeds (3); lr=0.002 ended 1.0000 lower "
+        "with the 1 it has."
     ]
 
 
 def test_whether_an_optimum_is_inside_its_grid_is_told_by_the_seeds_that_all_trials_have():
     def cells(scale, done):
-        return [c for c in two_arms(scale, done) if c.arm == "AdamW" and (c.seed == 0 or c.config.optim.lr == 2e-3)]
+        return [
+            c
+            for c in two_arms(scale, done)
+            if c.arm == "AdamW" and (c.seed == 0 or c.config.optim.lr == 2e-3)
+        ]
 
     def of(cell):  # the middle one is best with seed 0, and has bad luck with the others
         return record(cell, 3 + cell.seed + 0.1 * abs(math.log2(cell.config.optim.lr / 2e-3)))
@@ -80,12 +96,18 @@ def test_the_picture_pairs_seeds_as_the_table_does():
     """With a seed missing in one arm, a difference of means would hold that seed's noise too."""
 
     def cells(scale, done):
-        return [c for c in two_arms(scale, done) if c.config.optim.lr == 2e-3 and (c.arm, c.seed) != ("AdamWN", 2)]
+        return [
+            c
+            for c in two_arms(scale, done)
+            if c.config.optim.lr == 2e-3 and (c.arm, c.seed) != ("AdamWN", 2)
+        ]
 
     def of(cell):
         return record(cell, 3 + cell.seed - (0.5 if cell.arm == "AdamWN" else 0.0))
 
-    adamw, adamwn = (curve(trial) for trial in drawn(judge(FakeLedger(Study("s", cells, baseline="AdamW"), of))))
+    adamw, adamwn = (
+        curve(trial) for trial in drawn(judge(FakeLedger(Study("s", cells, baseline="AdamW"), of)))
+    )
     differences = adamwn.less(adamw)
     assert [list(run.values())[-1] for run in differences] == [-0.5, -0.5]
     assert list(charts.mean(differences).values())[-1] == -0.5
@@ -114,7 +136,11 @@ def test_one_seed_has_no_interval_and_says_so():
 
 def test_arms_with_another_budget_or_other_data_are_flagged_and_not_compared():
     def cells(scale, done):
-        return two_arms(scale, done) + grid("longer", Config().with_(steps=200_000), seeds=[0, 1]) + grid("other", Config().with_(lr=7e-3))
+        return (
+            two_arms(scale, done)
+            + grid("longer", Config().with_(steps=200_000), seeds=[0, 1])
+            + grid("other", Config().with_(lr=7e-3))
+        )
 
     def of(cell):
         return record(cell, 3.0, digest="another" if cell.arm == "other" else "digest")
@@ -127,7 +153,11 @@ def test_arms_with_another_budget_or_other_data_are_flagged_and_not_compared():
 
 def test_unequal_trials_diverged_runs_and_an_optimum_at_the_edge_are_said():
     def cells(scale, done):
-        return [c for c in two_arms(scale, done) if not (c.arm == "AdamWN" and c.config.optim.lr == 4e-3)]
+        return [
+            c
+            for c in two_arms(scale, done)
+            if not (c.arm == "AdamWN" and c.config.optim.lr == 4e-3)
+        ]
 
     verdict = judge(FakeLedger(Study("s", cells), outcome(worst="AdamW lr=0.004 seed=1")))
     assert "Trials are not equal: AdamW had 3, AdamWN 2." in verdict.flags
@@ -143,7 +173,11 @@ def test_unequal_trials_diverged_runs_and_an_optimum_at_the_edge_are_said():
 
 def test_missing_corrupt_and_foreign_files_are_named():
     of = outcome()
-    ledger = FakeLedger(Study("s", two_arms), lambda c: None if c.seed == 2 else of(c), problems=["x.jsonl cannot be read"])
+    ledger = FakeLedger(
+        Study("s", two_arms),
+        lambda c: None if c.seed == 2 else of(c),
+        problems=["x.jsonl cannot be read"],
+    )
     verdict = judge(ledger)
     assert verdict.flags[:2] == ["x.jsonl cannot be read", "6 cells are not run yet."]
 
@@ -153,7 +187,10 @@ def test_missing_corrupt_and_foreign_files_are_named():
             done.add(record(grid("x", Config().with_(lr=9.0))[0], 3.0))
             return done
 
-    assert "1 files in results/fake are of other settings" in judge(WithForeign(Study("s", two_arms), of)).flags[0]
+    assert (
+        "1 files in results/fake are of other settings"
+        in judge(WithForeign(Study("s", two_arms), of)).flags[0]
+    )
 
 
 def test_runs_of_several_devices_or_revisions_are_said():
@@ -168,7 +205,9 @@ def test_runs_of_several_devices_or_revisions_are_said():
 
 
 def test_nothing_run_is_said():
-    assert judge(FakeLedger(Study("s", two_arms), lambda cell: None)).sentences() == ["Nothing was run yet."]
+    assert judge(FakeLedger(Study("s", two_arms), lambda cell: None)).sentences() == [
+        "Nothing was run yet."
+    ]
 
 
 def claims_outcome(**more):
@@ -188,7 +227,10 @@ def claims_outcome(**more):
         o = cell.config.optim
         half = rules.FEWER in cell.arm
         loss = 4 + (math.log2(o.lr / 3e-3)) ** 2 + NOISE[cell.seed] + half
-        loss += effects.get(cell.arm.removesuffix(rules.FEWER), 0.0) + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
+        loss += (
+            effects.get(cell.arm.removesuffix(rules.FEWER), 0.0)
+            + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
+        )
         best_decay = more.get("best_decay", 1.5) if half else 1.0
         if o.optimizer == "AdamW":
             loss += 0.1 * math.log(o.weight_decay / best_decay + 1e-3 * cell.seed) ** 2
@@ -221,7 +263,9 @@ def findings(**more):
 
 def test_claims_that_hold_are_supported():
     found = findings()
-    assert {name: f.outcome for name, f in found.items()} == dict.fromkeys((c.name for c in rules.CLAIMS), SUPPORTED)
+    assert {name: f.outcome for name, f in found.items()} == dict.fromkeys(
+        (c.name for c in rules.CLAIMS), SUPPORTED
+    )
     assert "C = 1.00" in found["offset"].numbers
 
 
@@ -252,25 +296,41 @@ def test_a_best_decay_at_the_edge_of_the_grid_says_nothing_about_the_horizon():
 
 def test_a_claim_about_the_same_setting_compares_trials_that_share_it():
     def cells(scale, done):
-        return grid("A", Config(), ratio=[1.0, 2.0], seeds=[0, 1]) + grid("B", Config().with_(scope="tensor"), ratio=[1.0], seeds=[0, 1])
+        return grid("A", Config(), ratio=[1.0, 2.0], seeds=[0, 1]) + grid(
+            "B", Config().with_(scope="tensor"), ratio=[1.0], seeds=[0, 1]
+        )
 
     def of(cell):
-        return record(cell, 3 - 0.1 * cell.settings[-1][1] + (0.05 if cell.arm == "B" else 0.0) + 0.001 * cell.seed * len(cell.label))
+        return record(
+            cell,
+            3
+            - 0.1 * cell.settings[-1][1]
+            + (0.05 if cell.arm == "B" else 0.0)
+            + 0.001 * cell.seed * len(cell.label),
+        )
 
     claim = Claim("same", "A is better than B", "it is not", lower("A", "B", same="ratio"))
-    (_, found), (_, other) = judge(FakeLedger(Study("s", cells, claims=(claim, replace(claim, rule=lower("A", "B")))), of)).findings
+    (_, found), (_, other) = judge(
+        FakeLedger(Study("s", cells, claims=(claim, replace(claim, rule=lower("A", "B")))), of)
+    ).findings
     assert found.numbers.startswith("A ratio=1 minus B ratio=1: -0.05")
     assert other.numbers.startswith("A ratio=2 minus B ratio=1: -0.15")
 
 
-@pytest.mark.parametrize(("seeds", "lead", "outcome"), [([0], 0.05, NOT_SHOWN), ([0, 1], 0.05, SUPPORTED), ([0, 1], -0.05, NOT_SHOWN)])
+@pytest.mark.parametrize(
+    ("seeds", "lead", "outcome"),
+    [([0], 0.05, NOT_SHOWN), ([0, 1], 0.05, SUPPORTED), ([0, 1], -0.05, NOT_SHOWN)],
+)
 def test_a_claim_is_not_supported_against_less_than_the_best_of_the_other_arm(seeds, lead, outcome):
-    """B has three seeds at lr 1e-3, and fewer at 2e-3, where it is better. A leads by 0.2 over the first, by ``lead`` over the second."""
+    """B has three seeds at lr 1e-3, and fewer at 2e-3, where it is better. A leads by 0.2 over the
+    first, by ``lead`` over the second."""
 
     def cells(scale, done):
         b = Config().with_(scope="tensor")
         return (
-            grid("A", Config(), lr=[1e-3], seeds=range(3)) + grid("B", b, lr=[1e-3], seeds=range(3)) + grid("B", b, lr=[2e-3], seeds=seeds)
+            grid("A", Config(), lr=[1e-3], seeds=range(3))
+            + grid("B", b, lr=[1e-3], seeds=range(3))
+            + grid("B", b, lr=[2e-3], seeds=seeds)
         )
 
     def of(cell):
@@ -302,8 +362,15 @@ def test_the_papers_numbers_stand_beside_ours_with_what_differs():
     assert "What differs here: a GPT of 0.17 M weights" in text
     assert [row.arm for row in verdict.rows] == ["AdamW wd 0.1", "AdamWN at its norm"]
     assert verdict.sentences()[1] == "Neither was tuned: each had one trial."
-    assert judge(FakeLedger(STUDIES["figure3"], of)).sentences()[0].startswith("AdamWN r 2 ended at")
-    ratios = {cell.config.optim.ratio for cell in STUDIES["figure2"].cells("full", FakeLedger(STUDIES["figure2"], of, "full").results())}
+    assert (
+        judge(FakeLedger(STUDIES["figure3"], of)).sentences()[0].startswith("AdamWN r 2 ended at")
+    )
+    ratios = {
+        cell.config.optim.ratio
+        for cell in STUDIES["figure2"].cells(
+            "full", FakeLedger(STUDIES["figure2"], of, "full").results()
+        )
+    }
     assert ratios == {None, 2.5}
 
 
@@ -312,7 +379,15 @@ def test_the_figures_have_the_papers_settings_at_full_scale():
     assert [c.config.optim.weight_decay for c in full[:3]] == [0.05, 0.1, 0.15]
     assert [c.config.optim.ratio for c in full[3:]] == [2.0, 2.4, 2.8]
     c = full[3].config
-    assert (c.run.steps, c.data.tokens_per_step, c.optim.lr, c.optim.rate, c.optim.ramp, c.optim.warmup, c.optim.betas) == (
+    assert (
+        c.run.steps,
+        c.data.tokens_per_step,
+        c.optim.lr,
+        c.optim.rate,
+        c.optim.ramp,
+        c.optim.warmup,
+        c.optim.betas,
+    ) == (
         100_000,
         491_520,
         1e-3,

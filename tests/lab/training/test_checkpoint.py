@@ -24,7 +24,10 @@ def test_what_was_saved_comes_back(tmp_path):
 def test_the_last_good_one_is_kept_beside_the_newest(tmp_path):
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, CONTENT)
-    assert [path.name[:13] for path in checkpoint.found(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert [path.name[:13] for path in checkpoint.found(tmp_path)] == [
+        "step-00000002",
+        "step-00000003",
+    ]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one bit", "emptied"])
@@ -74,8 +77,14 @@ except checkpoint.LabError as error:
 
 
 def test_when_the_disk_takes_no_more_the_earlier_checkpoint_is_intact(tmp_path):
-    """The system's own limit on the size of a file stands in for a full disk: the same refusal in the middle of a write."""
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    """The system's own limit on the size of a file stands in for a full disk: the same refusal in
+    the middle of a write."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert "The checkpoint of step 2 could not be written" in done.stdout, done.stderr
     assert f"normcontrol train --resume {tmp_path}" in done.stdout
     [earlier] = (tmp_path / "checkpoints").iterdir()

@@ -19,7 +19,9 @@ def test_presets_can_be_run(name):
 
 
 def test_field_names_are_unique_so_that_flags_need_no_prefix():
-    assert len(Config().flat()) == sum(len(vars(getattr(Config(), part))) for part in ("model", "data", "optim", "run"))
+    assert len(Config().flat()) == sum(
+        len(vars(getattr(Config(), part))) for part in ("model", "data", "optim", "run")
+    )
 
 
 def test_differences_name_the_field_and_both_values():
@@ -59,12 +61,26 @@ def test_help_teaches(capsys):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"width": 100, "heads": 3}, "width=100 is not divisible by heads=3: each head takes an equal share. Change one of them."),
-        ({"tokens_per_step": 1000}, "tokens_per_step=1000 is not divisible by context=128: a batch is whole sequences. Use 896 or 1024."),
-        ({"warmup": 5000}, "warmup=5000 leaves nothing of steps=500: use a shorter warm-up, 25 for example."),
+        (
+            {"width": 100, "heads": 3},
+            "width=100 is not divisible by heads=3: each head takes an equal share. Change one of "
+            "them.",
+        ),
+        (
+            {"tokens_per_step": 1000},
+            "tokens_per_step=1000 is not divisible by context=128: a batch is whole sequences. Use "
+            "896 or 1024.",
+        ),
+        (
+            {"warmup": 5000},
+            "warmup=5000 leaves nothing of steps=500: use a shorter warm-up, 25 for example.",
+        ),
         ({"steps": 0}, "steps=0: it must be 1 or more."),
         ({"lr": -1.0}, "lr=-1.0: it must be above 0."),
-        ({"schedule": "wsd", "decay": 0.0}, "decay=0.0: it is the share of the steps that wsd's final descent takes."),
+        (
+            {"schedule": "wsd", "decay": 0.0},
+            "decay=0.0: it is the share of the steps that wsd's final descent takes.",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_sentence(changes, sentence):

@@ -1,4 +1,5 @@
-"""Two processes compute what one does, and each number of processes can go on with another's run."""
+"""Two processes compute what one does, and each number of processes can go on with another's
+run."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from normcontrol.lab.training.run_folder import CONFIG
 def torchrun(out, *command: str) -> str:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = command or ("train", "--resume", str(out))
-    done = subprocess.run([*launcher, "-m", "normcontrol.lab", *command], capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [*launcher, "-m", "normcontrol.lab", *command], capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -38,8 +41,13 @@ def test_two_processes_reproduce_one_and_one_goes_on_with_two(config, tmp_path, 
     two = begun(config.with_(parallel=parallel), tmp_path / "two")
     torchrun(two)
     assert losses(two) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
-    ours, theirs = (next(line for line in metrics.read(out) if "angle" in line) for out in (two, tmp_path / "one"))
-    assert ours == pytest.approx(theirs, rel=1e-3)  # norms of classes, angle and effective decay are those of all the processes
+    ours, theirs = (
+        next(line for line in metrics.read(out) if "angle" in line)
+        for out in (two, tmp_path / "one")
+    )
+    assert ours == pytest.approx(
+        theirs, rel=1e-3
+    )  # norms of classes, angle and effective decay are those of all the processes
 
     # Take the last checkpoint away, and let a single process finish what two began.
     checkpoint.latest(two / "checkpoints").unlink()
@@ -63,9 +71,30 @@ def test_processes_without_a_common_folder_are_refused(monkeypatch, capsys):
 
 
 def test_a_challenge_on_two_processes_is_that_of_one(config, tmp_path):
-    sizes = {"layers": 1, "heads": 2, "width": 32, "context": 32, "tokens_per_step": 256, "micro_batch": 4, "steps": 8, "warmup": 2}
-    flags = {**sizes, "data": config.data.data, "ramp": 3, "eval_every": 4, "log_every": 1, "device": "cpu"}
-    command = ["challenge", "--arms", "adamwn", *(f"--{key.replace('_', '-')}={value}" for key, value in flags.items())]
+    sizes = {
+        "layers": 1,
+        "heads": 2,
+        "width": 32,
+        "context": 32,
+        "tokens_per_step": 256,
+        "micro_batch": 4,
+        "steps": 8,
+        "warmup": 2,
+    }
+    flags = {
+        **sizes,
+        "data": config.data.data,
+        "ramp": 3,
+        "eval_every": 4,
+        "log_every": 1,
+        "device": "cpu",
+    }
+    command = [
+        "challenge",
+        "--arms",
+        "adamwn",
+        *(f"--{key.replace('_', '-')}={value}" for key, value in flags.items()),
+    ]
     assert main([*command, "--out", str(tmp_path / "one")]) == 0
     said = torchrun(tmp_path / "two", *command, "--out", str(tmp_path / "two"))
     assert said.count("The page with the four panels is") == 1

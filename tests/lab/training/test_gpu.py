@@ -11,7 +11,10 @@ from normcontrol.lab.training import checkpoint, metrics
 from normcontrol.lab.training import loop as train
 from normcontrol.lab.training.model import GPT
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
 
 
 @pytest.fixture
@@ -28,13 +31,17 @@ def poisoned(monkeypatch):
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN", "AdamH", "CPR-kI0", "SGD"])
-def test_early_steps_are_the_same_steps_and_one_that_is_not_finite_is_not_applied(optimizer, config, tmp_path, monkeypatch, poisoned):
+def test_early_steps_are_the_same_steps_and_one_that_is_not_finite_is_not_applied(
+    optimizer, config, tmp_path, monkeypatch, poisoned
+):
     ends = []
     for early in (True, False):
         if not early:
             monkeypatch.setattr(train, "steps_early", lambda optimizers, device: False)
         out = tmp_path / str(early)
-        assert train.train(config.with_(optimizer=optimizer, device="cuda", compile=False, precision="fp32"), out)
+        assert train.train(
+            config.with_(optimizer=optimizer, device="cuda", compile=False, precision="fp32"), out
+        )
         assert [line["skipped"] for line in metrics.read(out) if "skipped" in line] == [1]
         ends.append(checkpoint.load(checkpoint.latest(out / "checkpoints"))["model"])
     assert all(torch.isfinite(weight).all() for weight in ends[0].values())

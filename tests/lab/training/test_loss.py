@@ -1,4 +1,5 @@
-"""The laboratory's loss against torch's: through Triton's interpreter on the CPU, and compiled on a GPU."""
+"""The laboratory's loss against torch's: through Triton's interpreter on the CPU, and compiled on a
+GPU."""
 
 from __future__ import annotations
 
@@ -27,12 +28,26 @@ def rows(vocab: int, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Ten
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests below run here")
 def test_the_kernels_under_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+        __file__,
+    ]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="runs in a process of its own, under Triton's interpreter")
+@pytest.mark.skipif(
+    not INTERPRETED, reason="runs in a process of its own, under Triton's interpreter"
+)
 @pytest.mark.parametrize("vocab", [7, 4096, 9001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernels_through_the_interpreter(vocab, dtype):
@@ -43,7 +58,9 @@ def test_the_kernels_through_the_interpreter(vocab, dtype):
     loss = F.cross_entropy(wanted, targets, reduction="none")
     loss.sum().backward()
     torch.testing.assert_close(losses, loss.detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(gradients.float(), wanted.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        gradients.float(), wanted.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.cuda
@@ -63,11 +80,16 @@ def test_the_loss_and_its_gradients_on_the_gpu(vocab, dtype, compiled):
         return loss_of(x * 2, weight, targets) / 3
 
     off = []
-    for loss_of in (linear_cross_entropy, lambda x, weight, t: F.cross_entropy(F.linear(x, weight).float(), t)):
+    for loss_of in (
+        linear_cross_entropy,
+        lambda x, weight, t: F.cross_entropy(F.linear(x, weight).float(), t),
+    ):
         leaves = [t.clone().requires_grad_() for t in given]
         loss = (torch.compile(third) if compiled else third)(loss_of, *leaves)
         with torch.no_grad():
-            torch.testing.assert_close(third(loss_of, *leaves), loss, rtol=1e-5, atol=1e-5)  # without gradients
+            torch.testing.assert_close(
+                third(loss_of, *leaves), loss, rtol=1e-5, atol=1e-5
+            )  # without gradients
         loss.backward()
         pairs = [(loss, wanted), *((x.grad, y.grad) for x, y in zip(leaves, doubles, strict=True))]
         off.append([(mine.double() - exact).norm() / exact.norm() for mine, exact in pairs])

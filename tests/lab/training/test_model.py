@@ -29,10 +29,17 @@ def test_the_initial_norm_of_gpt2_is_about_190(gpt2):
 def test_the_squares_of_the_initial_norm_are_shared_as_in_nanogpt(gpt2):
     total = weight_norm(gpt2) ** 2
     share = {
-        name: sum(float(p.detach().square().sum(dtype=torch.float64)) for n, p in gpt2.named_parameters() if name in n) / total
+        name: sum(
+            float(p.detach().square().sum(dtype=torch.float64))
+            for n, p in gpt2.named_parameters()
+            if name in n
+        )
+        / total
         for name in ("wte", "c_fc", "c_attn", "c_proj", "wpe")
     }
-    assert share == pytest.approx({"wte": 0.43, "c_fc": 0.31, "c_attn": 0.23, "c_proj": 0.016, "wpe": 0.009}, abs=0.006)
+    assert share == pytest.approx(
+        {"wte": 0.43, "c_fc": 0.31, "c_attn": 0.23, "c_proj": 0.016, "wpe": 0.009}, abs=0.006
+    )
 
 
 def test_layer_norms_start_at_one_and_the_gains_alone_have_norm_138_6(gpt2):
@@ -41,7 +48,9 @@ def test_layer_norms_start_at_one_and_the_gains_alone_have_norm_138_6(gpt2):
     assert float(gains.norm()) == pytest.approx(138.6, abs=0.1)
 
 
-@pytest.mark.parametrize(("name", "millions"), [("medium", 353.8), ("large", 772.7), ("xl", 1555.9), ("small", 44.9)])
+@pytest.mark.parametrize(
+    ("name", "millions"), [("medium", 353.8), ("large", 772.7), ("xl", 1555.9), ("small", 44.9)]
+)
 def test_presets_have_the_sizes_they_are_called_by(name, millions):
     with torch.device("meta"):
         model = GPT(PRESETS[name].model, vocab=50304)
@@ -52,7 +61,9 @@ def test_an_untrained_model_predicts_nothing():
     model = GPT(Model(layers=2, heads=2, width=64, context=32), vocab=128)
     model.initialise(seed=0)
     tokens = torch.randint(0, 128, (4, 33), generator=torch.Generator().manual_seed(0))
-    assert float(model(tokens[:, :-1], tokens[:, 1:]).detach()) == pytest.approx(math.log(128), abs=0.1)
+    assert float(model(tokens[:, :-1], tokens[:, 1:]).detach()) == pytest.approx(
+        math.log(128), abs=0.1
+    )
 
 
 def test_no_position_sees_what_comes_after_it():

@@ -19,7 +19,9 @@ def longer(config):
 
 def test_killed_at_random_moments_and_resumed_it_is_bit_equal(longer, tmp_path):
     assert train(longer, tmp_path / "whole")
-    kills.killed_and_resumed(longer, tmp_path / "killed", 2, kills.progress(tmp_path / "whole"), seed=time.time_ns())
+    kills.killed_and_resumed(
+        longer, tmp_path / "killed", 2, kills.progress(tmp_path / "whole"), seed=time.time_ns()
+    )
     assert kills.differences(tmp_path / "whole", tmp_path / "killed") == []
 
 

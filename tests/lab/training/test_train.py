@@ -57,7 +57,10 @@ def test_the_micro_batch_changes_nothing(config, tmp_path):
 
 
 def test_evaluating_and_logging_more_often_changes_nothing(config, tmp_path):
-    seldom, often = (run(config.with_(eval_every=n, log_every=n, dropout=0.1), tmp_path / str(n)) for n in (12, 1))
+    seldom, often = (
+        run(config.with_(eval_every=n, log_every=n, dropout=0.1), tmp_path / str(n))
+        for n in (12, 1)
+    )
     for name, weight in weights(seldom).items():
         assert torch.equal(weight, weights(often)[name])
 
@@ -96,7 +99,10 @@ def test_any_optimizer_can_be_held_at_a_norm(config, tmp_path):
 def test_ratios_are_of_the_norm_before_the_weights_were_scaled(config, tmp_path):
     scaled = run(config.with_(init_scale=1.5, steps=3), tmp_path / "adamw")
     assert losses(scaled, "ratio")[0] == pytest.approx(1.5, abs=1e-6)
-    held_still = run(config.with_(optimizer="AdamWN", init_scale=1.5, ratio=1.5, ramp=0, rate=1.0), tmp_path / "adamwn")
+    held_still = run(
+        config.with_(optimizer="AdamWN", init_scale=1.5, ratio=1.5, ramp=0, rate=1.0),
+        tmp_path / "adamwn",
+    )
     assert losses(held_still, "ratio") == pytest.approx([1.5] * 13, abs=1e-5)
 
 
@@ -121,19 +127,26 @@ def test_adamcs_rate_is_wd_times_lr_squared_over_the_peak():
 
 def test_wsd_is_stable_then_falls_in_a_straight_line():
     config = Config().with_(schedule="wsd", lr=1.0, warmup=10, steps=100, decay=0.2, min_lr=0.0)
-    assert [optim.lr_at(config, step) for step in (1, 10, 50, 80, 90, 100)] == pytest.approx([0.1, 1, 1, 1, 0.5, 0])
+    assert [optim.lr_at(config, step) for step in (1, 10, 50, 80, 90, 100)] == pytest.approx(
+        [0.1, 1, 1, 1, 0.5, 0]
+    )
 
 
 def test_a_changed_config_is_refused_on_resume_with_key_old_and_new(config, tmp_path):
     run(config, tmp_path / "run")
-    with pytest.raises(LabError, match=r"lr was 0.01 when .* was started, and is 0.02 now: that would be another run"):
+    with pytest.raises(
+        LabError,
+        match=r"lr was 0.01 when .* was started, and is 0.02 now: that would be another run",
+    ):
         train.train(config.with_(lr=0.02), tmp_path / "run", resume=True)
     run(config.with_(micro_batch=2), tmp_path / "run", resume=True)
 
 
 def test_a_run_is_not_overwritten_or_written_by_two(config, tmp_path):
     run(config, tmp_path / "run")
-    with pytest.raises(LabError, match=r"holds a run already. Go on with it by `normcontrol train --resume"):
+    with pytest.raises(
+        LabError, match=r"holds a run already. Go on with it by `normcontrol train --resume"
+    ):
         train.train(config, tmp_path / "run")
     with held(tmp_path / "run"), pytest.raises(LabError, match="Another process is writing to"):
         train.train(config, tmp_path / "run", resume=True)
@@ -168,7 +181,9 @@ class Poison:
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN"])
 @pytest.mark.parametrize("early", [False, True])
-def test_a_step_that_is_not_finite_is_not_applied_and_is_counted(early, optimizer, config, tmp_path, monkeypatch):
+def test_a_step_that_is_not_finite_is_not_applied_and_is_counted(
+    early, optimizer, config, tmp_path, monkeypatch
+):
     monkeypatch.setattr(train, "steps_early", lambda optimizers, device: early)
     Poison(monkeypatch, {3, 5})
     out = run(config.with_(optimizer=optimizer, checkpoint_every=1), tmp_path / "run")
@@ -180,7 +195,9 @@ def test_a_step_that_is_not_finite_is_not_applied_and_is_counted(early, optimize
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN", "AdamH", "CPR-kI0"])
-def test_steps_that_are_on_their_way_before_they_are_checked_are_the_same_steps(optimizer, config, tmp_path, monkeypatch):
+def test_steps_that_are_on_their_way_before_they_are_checked_are_the_same_steps(
+    optimizer, config, tmp_path, monkeypatch
+):
     Poison(monkeypatch, {3})
     late = run(config.with_(optimizer=optimizer), tmp_path / "late")
     monkeypatch.undo()
@@ -192,7 +209,9 @@ def test_steps_that_are_on_their_way_before_they_are_checked_are_the_same_steps(
 
 def test_after_five_in_a_row_it_stops_with_a_record_of_the_batches(config, tmp_path, monkeypatch):
     Poison(monkeypatch, range(4, 100))
-    with pytest.raises(LabError, match=r"not finite in 5 steps in a row, 4 to 8. None of them was applied"):
+    with pytest.raises(
+        LabError, match=r"not finite in 5 steps in a row, 4 to 8. None of them was applied"
+    ):
         train.train(config, tmp_path / "run")
     record = torch.load(tmp_path / "run" / "not-finite.pt", weights_only=True)
     assert [entry["step"] for entry in record] == [4, 5, 6, 7, 8]
@@ -201,7 +220,10 @@ def test_after_five_in_a_row_it_stops_with_a_record_of_the_batches(config, tmp_p
 
 @pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="this CPU is fast in bf16")
 def test_a_cpu_that_is_slow_in_bf16_is_not_asked_for_it(config, tmp_path):
-    with pytest.raises(LabError, match=r"has no bf16 matrix units and would be slower than in fp32. Use --precision fp32"):
+    with pytest.raises(
+        LabError,
+        match=r"has no bf16 matrix units and would be slower than in fp32. Use --precision fp32",
+    ):
         train.train(config.with_(precision="bf16"), tmp_path / "run")
 
 
@@ -216,7 +238,9 @@ def test_full_gpu_memory_names_the_knob(config, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
     monkeypatch.setattr(GPT, "forward", full)
-    with pytest.raises(LabError, match=r"memory is full at micro_batch=8. Halve the micro-batch, --micro-batch 4"):
+    with pytest.raises(
+        LabError, match=r"memory is full at micro_batch=8. Halve the micro-batch, --micro-batch 4"
+    ):
         train.train(config, tmp_path / "run")
 
 
@@ -226,7 +250,9 @@ def test_tensorboard_on_request(config, tmp_path):
     drawn = scalars(out / "tensorboard")
     lines = [line for line in metrics.read(out) if "ratio" in line]
     assert drawn["ratio"] == [(line["step"], pytest.approx(line["ratio"])) for line in lines]
-    assert drawn["ratio/target"] == [(step, pytest.approx(min(2.0, 1 + step / 3))) for step in range(1, 13)]
+    assert drawn["ratio/target"] == [
+        (step, pytest.approx(min(2.0, 1 + step / 3))) for step in range(1, 13)
+    ]
     assert charts(out / "tensorboard") == {"ratio": ["^ratio$", "^ratio/target$"]}
 
 
@@ -239,7 +265,9 @@ def test_wandb_on_request_is_one_run_also_when_resumed(config, tmp_path):
             assert logged[line.pop("step")].items() >= line.items()
         run(config, out, resume=True)
     identity = (out / "wandb-id").read_text()
-    assert {path.name for path in out.glob("wandb/offline-run-*/run-*")} == {f"run-{identity}.wandb"}
+    assert {path.name for path in out.glob("wandb/offline-run-*/run-*")} == {
+        f"run-{identity}.wandb"
+    }
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
@@ -259,7 +287,17 @@ def test_validation_is_the_mean_over_every_window_whatever_the_batch():
     model = GPT(config, vocab=64)
     model.initialise(0)
     windows = [np.random.default_rng(i).integers(0, 64, 9) for i in range(7)]
-    alone = [float(model(torch.tensor(w[None, :-1]), torch.tensor(w[None, 1:])).detach()) for w in windows]
+    alone = [
+        float(model(torch.tensor(w[None, :-1]), torch.tensor(w[None, 1:])).detach())
+        for w in windows
+    ]
     for micro in (1, 3, 7, 16):
-        seen = train.evaluate(model, windows, micro, train.World(), torch.device("cpu"), torch.autocast("cpu", enabled=False))
+        seen = train.evaluate(
+            model,
+            windows,
+            micro,
+            train.World(),
+            torch.device("cpu"),
+            torch.autocast("cpu", enabled=False),
+        )
         assert seen == pytest.approx(sum(alone) / 7, abs=1e-6)

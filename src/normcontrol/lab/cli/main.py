@@ -1,7 +1,7 @@
 """The command ``normcontrol``: train, challenge, prepare, sample, schedule, study, verdict.
 
-Flags are made from dataclasses by tyro, which also names the nearest flag for a typo. What cannot be done is said in a
-sentence, without a traceback.
+Flags are made from dataclasses by tyro, which also names the nearest flag for a typo. What cannot
+be done is said in a sentence, without a traceback.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ OneOfPresets = Annotated[str, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}
 
 @dataclass(frozen=True)
 class Train:
-    """Train a model. Without a flag: the tiny preset, with AdamWN, on the standard library of this Python."""
+    """Train a model. Without a flag: the tiny preset, with AdamWN, on the standard library of this
+    Python."""
 
     preset: OneOfPresets = "tiny"
     """Where all other settings start from."""
     out: Path | None = None
     """Folder of the run; by default a new one under runs/."""
     resume: Path | None = None
-    """Go on with the run in this folder. It needs nothing else; settings that only change memory or speed may be given."""
+    """Go on with the run in this folder. It needs nothing else; settings that only change memory or
+    speed may be given."""
     config: Config = field(default_factory=Config)
 
 
@@ -44,15 +46,31 @@ def train(args: Sequence[str]) -> int:
     from normcontrol.lab.training.run_folder import CONFIG, free_name
 
     resumed = value_of(args, "--resume")
-    start = Config.load(Path(resumed) / CONFIG) if resumed else preset(value_of(args, "--preset") or "tiny")
+    start = (
+        Config.load(Path(resumed) / CONFIG)
+        if resumed
+        else preset(value_of(args, "--preset") or "tiny")
+    )
     asked = parse("train", Train, args, Train(config=start))
     if "RANK" in os.environ and not (asked.resume or asked.out):
-        raise LabError("Several processes were started, and each would choose a folder of its own: give one as --out.")
-    out = asked.resume or asked.out or free_name(Path("runs"), f"{asked.preset}-{asked.config.optim.optimizer}")
+        raise LabError(
+            "Several processes were started, and each would choose a folder of its own: give one "
+            "as --out."
+        )
+    out = (
+        asked.resume
+        or asked.out
+        or free_name(Path("runs"), f"{asked.preset}-{asked.config.optim.optimizer}")
+    )
     name = out.name
     try:
         with Board() as board:
-            finished = run(asked.config, out, resume=bool(asked.resume), display=lambda status: board.show(name, status))
+            finished = run(
+                asked.config,
+                out,
+                resume=bool(asked.resume),
+                display=lambda status: board.show(name, status),
+            )
     finally:
         leave()
     if not finished:
@@ -66,14 +84,16 @@ def train(args: Sequence[str]) -> int:
 class Challenge:
     """Train AdamW, record its norm ratio, train AdamWN at that ratio on the same data, and report.
 
-    The settings below are those of the baseline, and of all arms as far as an arm does not change them.
+    The settings below are those of the baseline, and of all arms as far as an arm does not change
+    them.
     """
 
     preset: OneOfPresets = "tiny"
     """Where all other settings start from."""
     arms: tuple[str, ...] = ("adamwn",)
-    """Challengers. adamwn: at the ratio the baseline ends with; scaled: AdamW started from weights scaled to that norm; adamc: AdamC; or
-    any optimizer. Each may change settings: adamw:weight_decay=0.05 adamwn:ratio=2.4,rate=0.05"""
+    """Challengers. adamwn: at the ratio the baseline ends with; scaled: AdamW started from weights
+    scaled to that norm; adamc: AdamC; or any optimizer. Each may change settings:
+    adamw:weight_decay=0.05 adamwn:ratio=2.4,rate=0.05"""
     seeds: int = 1
     """Repeat everything with so many seeds; two and more give intervals."""
     out: Path | None = None
@@ -90,7 +110,9 @@ def challenge(args: Sequence[str]) -> int:
     from normcontrol.lab.studies import challenge as lab
     from normcontrol.lab.training.parallel import is_first, leave
 
-    asked = parse("challenge", Challenge, args, Challenge(config=preset(value_of(args, "--preset") or "tiny")))
+    asked = parse(
+        "challenge", Challenge, args, Challenge(config=preset(value_of(args, "--preset") or "tiny"))
+    )
     arms = [lab.parse_arm(text) for text in asked.arms]
     out = asked.out or Path("runs") / f"challenge-{asked.preset}"
     if is_first():
@@ -99,7 +121,9 @@ def challenge(args: Sequence[str]) -> int:
         with Board() as board:
             if asked.seeds == 1:
                 board.plan(lab.BASELINE.name, *(arm.name for arm in arms))
-            results = lab.challenge(asked.config, out, arms, asked.seeds, board.show, cache=out.parent / "data")
+            results = lab.challenge(
+                asked.config, out, arms, asked.seeds, board.show, cache=out.parent / "data"
+            )
     finally:
         leave()
     if results is None:
@@ -108,7 +132,9 @@ def challenge(args: Sequence[str]) -> int:
     if not is_first():
         return 0
     page = report.write(results, out)
-    table = Table(*(Column(heading, no_wrap=True) for heading in report.HEADINGS), box=None, pad_edge=False)
+    table = Table(
+        *(Column(heading, no_wrap=True) for heading in report.HEADINGS), box=None, pad_edge=False
+    )
     for row in report.rows(results):
         table.add_row(*row)
     console = Console()
@@ -121,11 +147,13 @@ def challenge(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Turn text into shards of tokens to train on. Stopped and started again, it goes on where it was."""
+    """Turn text into shards of tokens to train on. Stopped and started again, it goes on where it
+    was."""
 
     source: tyro.conf.Positional[str]
-    """A text, jsonl or parquet file, a folder of those, "python" for the standard library, "openwebtext", or hf:OWNER/NAME@REVISION for
-    a Hugging Face dataset's parquet files. (nanoGPT's train.bin and val.bin need no preparing: give their folder to --data.)"""
+    """A text, jsonl or parquet file, a folder of those, "python" for the standard library,
+    "openwebtext", or hf:OWNER/NAME@REVISION for a Hugging Face dataset's parquet files. (nanoGPT's
+    train.bin and val.bin need no preparing: give their folder to --data.)"""
     out: Path
     """Folder for the shards and their manifest."""
     tokenizer: str = "gpt2"
@@ -147,17 +175,25 @@ def prepare(args: Sequence[str]) -> int:
 
     asked = tyro.cli(Prepare, prog="normcontrol prepare", args=list(args))
     source = corpus.source(asked.source, asked.column)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns) as bar:
         task = bar.add_task("reading", total=source.size)
 
         def show(read: int, total: int, tokens: int) -> None:
             bar.update(task, completed=read, description=f"{tokens / 1e6:,.1f} M tokens")
 
-        lab.prepare(source, asked.out, asked.tokenizer, asked.val_fraction, asked.shard_tokens, show)
+        lab.prepare(
+            source, asked.out, asked.tokenizer, asked.val_fraction, asked.shard_tokens, show
+        )
     splits = read_json(asked.out / lab.MANIFEST)["splits"]
     print(
-        f"{splits['train']['tokens']:,} tokens to train on and {splits['val']['tokens']:,} to validate on. Use them with --data {asked.out}"
+        f"{splits['train']['tokens']:,} tokens to train on and {splits['val']['tokens']:,} to "
+        f"validate on. Use them with --data {asked.out}"
     )
     return 0
 
@@ -188,7 +224,9 @@ def sample(args: Sequence[str]) -> int:
     asked = tyro.cli(Sample, prog="normcontrol sample", args=list(args))
     model, words = lab.load(asked.run, asked.device)
     print(asked.prompt, end="", flush=True)
-    for piece in lab.generate(model, words, asked.prompt, asked.tokens, asked.temperature, asked.top_k, asked.seed):
+    for piece in lab.generate(
+        model, words, asked.prompt, asked.tokens, asked.temperature, asked.top_k, asked.seed
+    ):
         print(piece, end="", flush=True)
     print()
     return 0
@@ -244,7 +282,10 @@ def methods(args: Sequence[str]) -> int:
             method = find(asked.name)
         except ValueError as error:
             raise LabError(str(error)) from None
-        print(f"{method.name}: normcontrol.methods.{method.build.__name__}{inspect.signature(method.build)}\n")
+        print(
+            f"{method.name}: "
+            f"normcontrol.methods.{method.build.__name__}{inspect.signature(method.build)}\n"
+        )
         print(inspect.getdoc(method.build))
         return 0
     table = Table("method", "scope", "target", "law", "reference", box=None, pad_edge=False)
@@ -266,7 +307,8 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0, 1 for a refusal, 2 for a wrong call, 130 when stopped by hand."""
+    """Run a command; the exit status is 0, 1 for a refusal, 2 for a wrong call, 130 when stopped by
+    hand."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print(usage())
@@ -293,11 +335,13 @@ def usage() -> str:
     lines = [f"  {name:10}  {about}" for name, (_, about) in COMMANDS.items()]
     return "\n".join(
         [
-            "normcontrol: train language models with weight norm control, and challenge AdamW at its own norm.",
+            "normcontrol: train language models with weight norm control, and challenge AdamW at "
+            "its own norm.",
             "",
             *lines,
             "",
-            "normcontrol COMMAND --help explains each flag. To begin with: normcontrol challenge --preset tiny",
+            "normcontrol COMMAND --help explains each flag. To begin with: normcontrol challenge "
+            "--preset tiny",
         ]
     )
 

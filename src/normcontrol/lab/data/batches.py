@@ -1,7 +1,8 @@
 """Training data: memory-mapped shards, and batches that are a pure function of (data seed, step).
 
-Neither the number of processes, nor the micro-batch, nor what was evaluated in between has a part in that function, so
-runs with the same data seed are paired, and a resumed run continues as if it had not stopped.
+Neither the number of processes, nor the micro-batch, nor what was evaluated in between has a part
+in that function, so runs with the same data seed are paired, and a resumed run continues as if it
+had not stopped.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ class Dataset:
     """SHA-256 over those of all shards: the same digest is the same data."""
 
 
-def load(given: str, tokenizer: str, cache: Path, progress: prepare.Progress = lambda read, total, tokens: None) -> Dataset:
+def load(
+    given: str,
+    tokenizer: str,
+    cache: Path,
+    progress: prepare.Progress = lambda read, total, tokens: None,
+) -> Dataset:
     """The data that a person named, verified; the embedded corpus is prepared on first use."""
     folder = Path(given).expanduser()
     if given == "python":
@@ -51,9 +57,13 @@ def load(given: str, tokenizer: str, cache: Path, progress: prepare.Progress = l
     if (folder / "train.bin").exists() and (folder / "val.bin").exists():
         return _nanogpt(folder)
     if (folder / prepare.JOURNAL).exists():
-        raise LabError(f"The data in {folder} is not finished. Run the same `normcontrol prepare` again: it goes on where it stopped.")
+        raise LabError(
+            f"The data in {folder} is not finished. Run the same `normcontrol prepare` again: it "
+            "goes on where it stopped."
+        )
     raise LabError(
-        f"{given!r} is not prepared data: there is no {prepare.MANIFEST} in it, and no train.bin and val.bin. Make it with "
+        f"{given!r} is not prepared data: there is no {prepare.MANIFEST} in it, and no train.bin "
+        "and val.bin. Make it with "
         f"`normcontrol prepare TEXT --out {given}`."
     )
 
@@ -67,10 +77,15 @@ def _prepared(folder: Path) -> Dataset:
         _check_ids(folder / entry["file"], entry["max"], manifest["vocab"])
 
     def shards(split: str) -> list[Tokens]:
-        return [np.memmap(folder / entry["file"], manifest["dtype"], "r") for entry in manifest["splits"][split]["shards"]]
+        return [
+            np.memmap(folder / entry["file"], manifest["dtype"], "r")
+            for entry in manifest["splits"][split]["shards"]
+        ]
 
     digest = hashlib.sha256("".join(entry["sha256"] for entry in entries).encode()).hexdigest()
-    return Dataset(folder, manifest["tokenizer"], manifest["vocab"], shards("train"), shards("val"), digest)
+    return Dataset(
+        folder, manifest["tokenizer"], manifest["vocab"], shards("train"), shards("val"), digest
+    )
 
 
 def _nanogpt(folder: Path) -> Dataset:
@@ -79,7 +94,8 @@ def _nanogpt(folder: Path) -> Dataset:
     for path in paths:
         if path.stat().st_size == 0 or path.stat().st_size % 2:
             raise LabError(
-                f"{path} has {path.stat().st_size} bytes: uint16 ids need an even number above 0. It may be cut short: copy it again."
+                f"{path} has {path.stat().st_size} bytes: uint16 ids need an even number above 0. "
+                "It may be cut short: copy it again."
             )
     train, val = (np.memmap(path, "<u2", "r") for path in paths)
     for path in paths:
@@ -94,18 +110,31 @@ def load_validation(given: str, like: Dataset) -> tuple[str, list[Tokens], str]:
     if (folder / prepare.MANIFEST).exists():
         dataset = _prepared(folder)
         name, tokens, made_by = folder.name, dataset.val, dataset.tokenizer
-        digest = hashlib.sha256("".join(e["sha256"] for e in read_json(folder / prepare.MANIFEST)["splits"]["val"]["shards"]).encode())
+        digest = hashlib.sha256(
+            "".join(
+                e["sha256"] for e in read_json(folder / prepare.MANIFEST)["splits"]["val"]["shards"]
+            ).encode()
+        )
     elif (folder / "val.bin").exists():
         path = folder / "val.bin"
         _check_ids(path, largest(path, "<u2"), 50257)
-        name, tokens, made_by, digest = folder.name, [np.memmap(path, "<u2", "r")], "gpt2", hashlib.sha256(sha256(path).encode())
+        name, tokens, made_by, digest = (
+            folder.name,
+            [np.memmap(path, "<u2", "r")],
+            "gpt2",
+            hashlib.sha256(sha256(path).encode()),
+        )
     else:
         raise LabError(
-            f"There is no {prepare.MANIFEST} and no val.bin in {given!r}: it cannot be validated on. Give a folder with one of them."
+            f"There is no {prepare.MANIFEST} and no val.bin in {given!r}: it cannot be validated "
+            "on. Give a folder with one of them."
         )
-    if made_by != like.tokenizer or (made_by.startswith("bpe") and folder.resolve() != like.folder.resolve()):
+    if made_by != like.tokenizer or (
+        made_by.startswith("bpe") and folder.resolve() != like.folder.resolve()
+    ):
         raise LabError(
-            f"{given} holds tokens of {made_by}, and the model is trained on tokens of {like.tokenizer} from {like.folder}: their ids mean "
+            f"{given} holds tokens of {made_by}, and the model is trained on tokens of "
+            f"{like.tokenizer} from {like.folder}: their ids mean "
             "different things. Prepare both with the same tokenizer, gpt2 for example."
         )
     return name, tokens, digest.hexdigest()
@@ -114,17 +143,22 @@ def load_validation(given: str, like: Dataset) -> tuple[str, list[Tokens], str]:
 def _verify(folder: Path, entry: dict[str, Any]) -> None:
     path = folder / entry["file"]
     if not path.exists():
-        raise LabError(f"The shard {path} is missing, though {prepare.MANIFEST} lists it. Restore it, or prepare the data again.")
+        raise LabError(
+            f"The shard {path} is missing, though {prepare.MANIFEST} lists it. Restore it, or "
+            "prepare the data again."
+        )
     if sha256(path) != entry["sha256"]:
         raise LabError(
-            f"The shard {path} is not what was written: its checksum differs. Restore it from a copy, or prepare the data again."
+            f"The shard {path} is not what was written: its checksum differs. Restore it from a "
+            "copy, or prepare the data again."
         )
 
 
 def _check_ids(path: Path, highest: int, vocab: int) -> None:
     if highest >= vocab:
         raise LabError(
-            f"{path} holds the token id {highest}, beyond the vocabulary of {vocab}. It was made with another tokenizer than it says: "
+            f"{path} holds the token id {highest}, beyond the vocabulary of {vocab}. It was made "
+            "with another tokenizer than it says: "
             "prepare the data again with the one you mean."
         )
 
@@ -132,8 +166,9 @@ def _check_ids(path: Path, highest: int, vocab: int) -> None:
 class Batches:
     """The rows of every step's batch.
 
-    All windows of ``context`` tokens are gone through in an order drawn anew for every epoch from (seed, epoch); row i
-    of step t is number t * rows + i in it. Windows lie end to end, from a start that differs from epoch to epoch.
+    All windows of ``context`` tokens are gone through in an order drawn anew for every epoch from
+    (seed, epoch); row i of step t is number t * rows + i in it. Windows lie end to end, from a
+    start that differs from epoch to epoch.
     """
 
     def __init__(self, shards: list[Tokens], context: int, rows: int, seed: int) -> None:
@@ -144,7 +179,8 @@ class Batches:
         if self.windows < 1:
             total = sum(map(len, shards))
             raise LabError(
-                f"The training split holds {total:,} tokens, fewer than two contexts of {context}: nothing can be drawn from it. Use more "
+                f"The training split holds {total:,} tokens, fewer than two contexts of {context}: "
+                "nothing can be drawn from it. Use more "
                 "text, or a smaller --context."
             )
         self.ends = np.cumsum(self.counts)
@@ -168,8 +204,11 @@ class Batches:
         return self.shards[shard][start : start + self.context + 1].astype(np.int64)
 
 
-def feed(batches: Batches, mine: slice, micro: int, device: torch.device, steps: range) -> Iterator[tuple[Tensor, Tensor]]:
-    """The micro-batches of this process's rows, one after the other, each fetched while the one before it is computed."""
+def feed(
+    batches: Batches, mine: slice, micro: int, device: torch.device, steps: range
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The micro-batches of this process's rows, one after the other, each fetched while the one
+    before it is computed."""
 
     def fetch(step: int, start: int) -> tuple[Tensor, Tensor]:
         x, y = batches(step, slice(start, start + micro))
@@ -190,12 +229,18 @@ def feed(batches: Batches, mine: slice, micro: int, device: torch.device, steps:
 
 
 def validation(shards: list[Tokens], context: int) -> list[Tokens]:
-    """The whole validation split, fixed: windows end to end, each with the token that follows it."""
-    windows = [tokens[i : i + context + 1] for tokens in shards for i in range(0, len(tokens) - context, context)]
+    """The whole validation split, fixed: windows end to end, each with the token that follows
+    it."""
+    windows = [
+        tokens[i : i + context + 1]
+        for tokens in shards
+        for i in range(0, len(tokens) - context, context)
+    ]
     if not windows:
         total = sum(map(len, shards))
         raise LabError(
-            f"The validation split holds {total:,} tokens, and one context of {context} and the token after it are needed. Use a smaller "
+            f"The validation split holds {total:,} tokens, and one context of {context} and the "
+            "token after it are needed. Use a smaller "
             "--context, or prepare the data with a larger --val-fraction."
         )
     return windows
@@ -207,7 +252,8 @@ def stack(windows: list[Tokens]) -> Tensor:
 
 
 def padded(vocab: int) -> int:
-    """Rows of the embedding: the vocabulary, rounded up to a multiple of 64, which matrix units like (GPT-2: 50304).
+    """Rows of the embedding: the vocabulary, rounded up to a multiple of 64, which matrix units
+    like (GPT-2: 50304).
 
     >>> padded(50257)
     50304

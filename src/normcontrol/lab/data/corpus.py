@@ -1,7 +1,9 @@
-"""Sources of text: files, folders, Hugging Face datasets and the embedded corpus, as one stream of documents.
+"""Sources of text: files, folders, Hugging Face datasets and the embedded corpus, as one stream of
+documents.
 
-A document arrives in pieces small enough to hold many of in memory. Nothing here knows tokens; a source can be started
-again at any piece, and says by its ``fingerprint`` whether it is still the same one.
+A document arrives in pieces small enough to hold many of in memory. Nothing here knows tokens; a
+source can be started again at any piece, and says by its ``fingerprint`` whether it is still the
+same one.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from typing import NamedTuple
 from normcontrol.lab.errors import LabError
 
 PIECE = 1 << 16
-"""Characters after which a long document is cut, at the next place where that does not change its tokens."""
+"""Characters after which a long document is cut, at the next place where that does not change its
+tokens."""
 
 LONGEST = 64 * PIECE
-"""A document without such a place (one endless line) is cut anyway when so much of it is held in memory."""
+"""A document without such a place (one endless line) is cut anyway when so much of it is held in
+memory."""
 
 TEXT, TABLES = (".txt", ".md", ".rst", ".py", ".text"), (".jsonl", ".parquet")
 
-# Between a line break with no other white space around it and the next line, no tokenizer's word goes on.
+# Between a line break with no other white space around it and the next line, no tokenizer's word
+# goes on.
 CUT = re.compile(r"(?<=\S\n)(?=\S)")
 
 
@@ -75,7 +80,8 @@ class Source:
 
 
 def cut(blocks: Iterator[str]) -> Iterator[str]:
-    """Join blocks of text and cut them anew, each piece about PIECE long, where no token can lie across the cut.
+    """Join blocks of text and cut them anew, each piece about PIECE long, where no token can lie
+    across the cut.
 
     >>> text = "a line\\n" * 100_000
     >>> pieces = list(cut(iter([text])))
@@ -103,7 +109,8 @@ OPENWEBTEXT = "hf:Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c80cb619
 
 
 def source(given: str, column: str = "text") -> Source:
-    """The source that a person named: "python", "openwebtext", "hf:owner/name@revision", a file, or a folder."""
+    """The source that a person named: "python", "openwebtext", "hf:owner/name@revision", a file, or
+    a folder."""
     if given == "python":
         return embedded()
     if given == "openwebtext" and not Path(given).exists():
@@ -112,15 +119,24 @@ def source(given: str, column: str = "text") -> Source:
         return hugging_face(given[3:], column)
     path = Path(given).expanduser()
     if not path.exists():
-        raise LabError(f"There is no file or folder {given!r}. Give a text, jsonl or parquet file, a folder of those, python, or hf:NAME.")
+        raise LabError(
+            f"There is no file or folder {given!r}. Give a text, jsonl or parquet file, a folder "
+            "of those, python, or hf:NAME."
+        )
     if path.is_file():
         files = [path]
         if path.suffix not in (*TEXT, *TABLES):
-            raise LabError(f"{path} ends in {path.suffix!r}, and what is read are {', '.join((*TEXT, *TABLES))}. Rename or convert it.")
+            raise LabError(
+                f"{path} ends in {path.suffix!r}, and what is read are "
+                f"{', '.join((*TEXT, *TABLES))}. Rename or convert it."
+            )
     else:
         files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in (*TEXT, *TABLES))
         if not files:
-            raise LabError(f"There is no text in the folder {path}: no file in it ends in {', '.join((*TEXT, *TABLES))}.")
+            raise LabError(
+                f"There is no text in the folder {path}: no file in it ends in "
+                f"{', '.join((*TEXT, *TABLES))}."
+            )
     for file in files:
         if file.stat().st_size == 0 and len(files) == 1:
             raise LabError(f"{file} is empty: there is nothing to train on in it.")
@@ -128,17 +144,34 @@ def source(given: str, column: str = "text") -> Source:
 
 
 def embedded() -> Source:
-    """The sources and docs of the running Python's standard library, without its tests: real text on every machine."""
+    """The sources and docs of the running Python's standard library, without its tests: real text
+    on every machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
-    files = [p for p in root.rglob("*") if p.suffix in (".py", ".txt", ".rst") and not left_out & set(p.relative_to(root).parts)]
+    left_out = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "__pycache__",
+        "lib-dynload",
+    }
+    files = [
+        p
+        for p in root.rglob("*")
+        if p.suffix in (".py", ".txt", ".rst") and not left_out & set(p.relative_to(root).parts)
+    ]
     if not files:
-        raise LabError(f"This Python keeps no sources of its standard library in {root}. Give a text of your own with --data.")
+        raise LabError(
+            f"This Python keeps no sources of its standard library in {root}. Give a text of your "
+            "own with --data."
+        )
     return Source(f"python {sys.version.split()[0]}", sorted(files))
 
 
 def hugging_face(given: str, column: str) -> Source:
-    """The parquet files of a dataset on the Hugging Face hub, at a pinned revision, through the hub's own cache."""
+    """The parquet files of a dataset on the Hugging Face hub, at a pinned revision, through the
+    hub's own cache."""
     from huggingface_hub import HfApi, hf_hub_download
 
     name, _, revision = given.partition("@")
@@ -146,13 +179,19 @@ def hugging_face(given: str, column: str) -> Source:
         info = HfApi().dataset_info(name, revision=revision or None)
         names = sorted(f.rfilename for f in info.siblings or [] if f.rfilename.endswith(".parquet"))
         if not names:
-            raise LabError(f"The dataset {name} has no parquet files at {info.sha}. Try the revision refs/convert/parquet.")
-        files = [Path(hf_hub_download(name, f, repo_type="dataset", revision=info.sha)) for f in names]
+            raise LabError(
+                f"The dataset {name} has no parquet files at {info.sha}. Try the revision "
+                "refs/convert/parquet."
+            )
+        files = [
+            Path(hf_hub_download(name, f, repo_type="dataset", revision=info.sha)) for f in names
+        ]
     except LabError:
         raise
     except Exception as error:
         raise LabError(
-            f"The dataset {name} could not be fetched ({type(error).__name__}: {error}). Go online, check its name, or give local files."
+            f"The dataset {name} could not be fetched ({type(error).__name__}: {error}). Go "
+            "online, check its name, or give local files."
         ) from None
     return Source(f"hf:{name}@{info.sha}", files, column)
 
@@ -176,7 +215,8 @@ def _decoded(decoder: object, block: bytes, at: int, path: Path, final: bool) ->
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise LabError(
-            f"{path} is not UTF-8: byte {at - pending + error.start:,} is 0x{byte:02x}. Convert the file (iconv -t utf-8), or leave it out."
+            f"{path} is not UTF-8: byte {at - pending + error.start:,} is 0x{byte:02x}. Convert "
+            "the file (iconv -t utf-8), or leave it out."
         ) from None
 
 
@@ -189,11 +229,13 @@ def _jsonl(path: Path, column: str) -> Iterator[str]:
                 yield json.loads(line)[column]
             except UnicodeDecodeError as error:
                 raise LabError(
-                    f"{path}, line {number}, is not UTF-8 at its byte {error.start}. Convert the file, or leave it out."
+                    f"{path}, line {number}, is not UTF-8 at its byte {error.start}. Convert the "
+                    "file, or leave it out."
                 ) from None
             except (ValueError, KeyError, TypeError):
                 raise LabError(
-                    f"{path}, line {number}, is not a JSON object with the text under {column!r}. Give its key as --column."
+                    f"{path}, line {number}, is not a JSON object with the text under {column!r}. "
+                    "Give its key as --column."
                 ) from None
 
 
@@ -206,6 +248,9 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
     except pa.ArrowInvalid as error:
         raise LabError(f"{path} is not a parquet file ({error}).") from None
     if column not in table.schema_arrow.names:
-        raise LabError(f"{path} has the columns {', '.join(table.schema_arrow.names)}, and none named {column!r}. Give one as --column.")
+        raise LabError(
+            f"{path} has the columns {', '.join(table.schema_arrow.names)}, and none named "
+            f"{column!r}. Give one as --column."
+        )
     for batch in table.iter_batches(batch_size=256, columns=[column]):
         yield from (text for text in batch.column(0).to_pylist() if text)

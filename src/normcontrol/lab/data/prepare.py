@@ -1,7 +1,8 @@
 """From text to shards: flat files of token ids, with a manifest that says what they are.
 
-The source is streamed: some megabytes are in memory, on all cores, whatever its size. A journal says after every few
-seconds what is safely on disk; started again, the work goes on from there and ends in the same bytes.
+The source is streamed: some megabytes are in memory, on all cores, whatever its size. A journal
+says after every few seconds what is safely on disk; started again, the work goes on from there and
+ends in the same bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Shards:
         return self.folder / f"{self.split}-{len(self.done):05d}.bin.part"
 
     def restart(self, done: list[dict[str, Any]], tokens: int) -> None:
-        """Go back to what the journal says was on disk; what came after it is cut off, finished shards too."""
+        """Go back to what the journal says was on disk; what came after it is cut off, finished
+        shards too."""
         self.done, self.tokens = done, tokens
         finished = self.part.with_suffix("")
         if tokens:
@@ -82,7 +84,12 @@ class Shards:
         self.flush()
         path = self.part.with_suffix("")
         highest = largest(self.part, self.dtype)
-        entry = {"file": path.name, "tokens": self.tokens, "sha256": sha256(self.part), "max": highest}
+        entry = {
+            "file": path.name,
+            "tokens": self.tokens,
+            "sha256": sha256(self.part),
+            "max": highest,
+        }
         self.part.replace(path)
         sync_folder(self.folder)
         self.done.append(entry)
@@ -97,14 +104,27 @@ def prepare(
     shard_tokens: int = 100_000_000,
     progress: Progress = lambda read, total, tokens: None,
 ) -> Path:
-    """Tokenize ``source`` into shards under ``out``, or go on where that was stopped; return ``out``."""
+    """Tokenize ``source`` into shards under ``out``, or go on where that was stopped; return
+    ``out``."""
     if not 0 < val_fraction <= 0.5:
-        raise LabError(f"val_fraction={val_fraction}: it is the share of the documents to validate on. Give a number in (0, 0.5].")
+        raise LabError(
+            f"val_fraction={val_fraction}: it is the share of the documents to validate on. Give a "
+            "number in (0, 0.5]."
+        )
     if (out / MANIFEST).exists():
-        raise LabError(f"{out} holds prepared data already. Train on it with --data {out}, or give another folder as --out.")
+        raise LabError(
+            f"{out} holds prepared data already. Train on it with --data {out}, or give another "
+            "folder as --out."
+        )
     out.mkdir(parents=True, exist_ok=True)
     every = round(1 / val_fraction)
-    asked = {"source": source.name, "fingerprint": source.fingerprint(), "tokenizer": tokenizer, "every": every, "shard": shard_tokens}
+    asked = {
+        "source": source.name,
+        "fingerprint": source.fingerprint(),
+        "tokenizer": tokenizer,
+        "every": every,
+        "shard": shard_tokens,
+    }
     journal = _journal(out, asked)
     encoder = _tokenizer(out, journal, tokenizer, source, every)
     dtype = np.dtype("<u2" if encoder.size <= 1 << 16 else "<u4")
@@ -127,7 +147,8 @@ def prepare(
         raise LabError(f"There is no text in {source.name}: all of its files are empty.")
     if pieces < every:
         raise LabError(
-            f"{source.name} has {pieces} documents, so every {every}th of them to validate on is none. Raise --val-fraction to "
+            f"{source.name} has {pieces} documents, so every {every}th of them to validate on is "
+            "none. Raise --val-fraction to "
             f"{1 / max(pieces, 2):.2g} or more."
         )
     for growing in shards.values():
@@ -142,7 +163,10 @@ def prepare(
         "fingerprint": source.fingerprint(),
         "split": f"every {every}th document (or 64 KB of a longer one) is for validation",
         "documents": pieces,
-        "splits": {split: {"tokens": _total(growing), "shards": growing.done} for split, growing in shards.items()},
+        "splits": {
+            split: {"tokens": _total(growing), "shards": growing.done}
+            for split, growing in shards.items()
+        },
     }
     write_json(out / MANIFEST, manifest)
     (out / JOURNAL).unlink(missing_ok=True)
@@ -161,7 +185,8 @@ def _journal(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
     for key, value in asked.items():
         if journal["asked"][key] != value:
             raise LabError(
-                f"{out} holds the beginning of other work: {key} was {journal['asked'][key]!r} and is {value!r} now. Delete the folder, "
+                f"{out} holds the beginning of other work: {key} was {journal['asked'][key]!r} and "
+                f"is {value!r} now. Delete the folder, "
                 "or give another as --out."
             )
     return journal
@@ -175,7 +200,9 @@ def _note(out: Path, asked: dict[str, Any], shards: dict[str, Shards], pieces: i
     write_json(out / JOURNAL, {"asked": asked, "pieces": pieces, "splits": splits})
 
 
-def _tokenizer(out: Path, journal: dict[str, Any], name: str, source: Source, every: int) -> Tokenizer:
+def _tokenizer(
+    out: Path, journal: dict[str, Any], name: str, source: Source, every: int
+) -> Tokenizer:
     """The one asked for; a trained one is trained on what is not for validation, once."""
     if journal["pieces"]:
         return tokenizers.stored(name, out)
@@ -194,13 +221,24 @@ def _tokenizer(out: Path, journal: dict[str, Any], name: str, source: Source, ev
     return made
 
 
-def _encoded(encoder: Tokenizer, pieces: Iterator[tuple[Piece, int]]) -> Iterator[tuple[list[Piece], list[Ids], int]]:
-    """Encode on all cores, in order, with a bounded number of tasks under way. Both tokenizers leave Python while they work."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _encoded(
+    encoder: Tokenizer, pieces: Iterator[tuple[Piece, int]]
+) -> Iterator[tuple[list[Piece], list[Ids], int]]:
+    """Encode on all cores, in order, with a bounded number of tasks under way. Both tokenizers
+    leave Python while they work."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     waiting: deque[tuple[list[Piece], Future[list[Ids]], int]] = deque()
     with ThreadPoolExecutor(cores) as pool:
         for batch, read in _batches(pieces):
-            waiting.append((batch, pool.submit(lambda b: [encoder.encode(piece.text) for piece in b], batch), read))
+            waiting.append(
+                (
+                    batch,
+                    pool.submit(lambda b: [encoder.encode(piece.text) for piece in b], batch),
+                    read,
+                )
+            )
             if len(waiting) > 2 * cores:
                 done, future, at = waiting.popleft()
                 yield done, future.result(), at

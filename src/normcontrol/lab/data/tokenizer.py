@@ -1,7 +1,7 @@
 """Tokenizers: GPT-2's BPE (tiktoken), plain bytes, or a BPE trained on the corpus (tokenizers).
 
-Each turns texts into numpy arrays of ids, has one id that ends a document, and is stored with the data it made, so that
-a sample can be read back without knowing how the data was prepared.
+Each turns texts into numpy arrays of ids, has one id that ends a document, and is stored with the
+data it made, so that a sample can be read back without knowing how the data was prepared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Bytes:
 
 
 class GPT2:
-    """GPT-2's own BPE, of 50,257 tokens. tiktoken fetches it once, or reads it from ``TIKTOKEN_CACHE_DIR``."""
+    """GPT-2's own BPE, of 50,257 tokens. tiktoken fetches it once, or reads it from
+    ``TIKTOKEN_CACHE_DIR``."""
 
     name, size, end = "gpt2", 50257, 50256
 
@@ -58,12 +59,15 @@ class GPT2:
             self._bpe = tiktoken.get_encoding("gpt2")
         except Exception as error:  # requests' errors are many, and tiktoken lets them through
             raise LabError(
-                f"GPT-2's BPE could not be loaded ({type(error).__name__}): tiktoken fetches it from the network once. Go online, point "
-                "TIKTOKEN_CACHE_DIR at a folder that holds it, or use the tokenizer bytes or bpe:1024."
+                f"GPT-2's BPE could not be loaded ({type(error).__name__}): tiktoken fetches it "
+                "from the network once. Go online, point "
+                "TIKTOKEN_CACHE_DIR at a folder that holds it, or use the tokenizer bytes or "
+                "bpe:1024."
             ) from None
 
     def encode(self, text: str) -> Ids:
-        # Straight to an array: lists of Python integers, as encode_ordinary makes them, cost more than the encoding.
+        # Straight to an array: lists of Python integers, as encode_ordinary makes them, cost more
+        # than the encoding.
         return self._bpe.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -91,7 +95,10 @@ class Trained:
         import tokenizers
 
         if not 257 <= size <= 1 << 20:
-            raise LabError(f"tokenizer=bpe:{size}: a byte-level BPE holds the 256 bytes and an end of document at least. Give 257 or more.")
+            raise LabError(
+                f"tokenizer=bpe:{size}: a byte-level BPE holds the 256 bytes and an end of "
+                "document at least. Give 257 or more."
+            )
         bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
         bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         bpe.decoder = tokenizers.decoders.ByteLevel()
@@ -110,7 +117,10 @@ class Trained:
 
         path = folder / cls.FILE
         if not path.exists():
-            raise LabError(f"{folder} was made with a trained BPE, but its {cls.FILE} is gone: restore it, or prepare the data again.")
+            raise LabError(
+                f"{folder} was made with a trained BPE, but its {cls.FILE} is gone: restore it, or "
+                "prepare the data again."
+            )
         return cls(tokenizers.Tokenizer.from_file(str(path)))
 
     def encode(self, text: str) -> Ids:
@@ -138,7 +148,9 @@ def make(name: str, texts: Iterable[str]) -> Tokenizer:
     kind, _, size = name.partition(":")
     if kind == "bpe" and size.isdigit():
         return Trained.train(texts, int(size))
-    raise LabError(f"There is no tokenizer {name!r}. {nearest(name, ['gpt2', 'bytes', 'bpe:1024'])}")
+    raise LabError(
+        f"There is no tokenizer {name!r}. {nearest(name, ['gpt2', 'bytes', 'bpe:1024'])}"
+    )
 
 
 def stored(name: str, folder: Path) -> Tokenizer:

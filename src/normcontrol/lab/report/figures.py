@@ -36,9 +36,17 @@ class Curve:
         return [measured[key] for measured in self.runs.values()]
 
     def less(self, base: Curve) -> list[Series]:
-        """The validation loss minus that of another arm's run with the same seed, for the seeds that both have."""
-        pairs = [(self.runs[seed]["val_loss"], base.runs[seed]["val_loss"]) for seed in self.runs if seed in base.runs]
-        return [{step: mine[step] - theirs[step] for step in mine if step in theirs} for mine, theirs in pairs]
+        """The validation loss minus that of another arm's run with the same seed, for the seeds
+        that both have."""
+        pairs = [
+            (self.runs[seed]["val_loss"], base.runs[seed]["val_loss"])
+            for seed in self.runs
+            if seed in base.runs
+        ]
+        return [
+            {step: mine[step] - theirs[step] for step in mine if step in theirs}
+            for mine, theirs in pairs
+        ]
 
 
 Panel = Callable[[Axes, list[Curve]], None]
@@ -56,7 +64,9 @@ def val_loss(ax: Axes, curves: list[Curve]) -> None:
     for i, curve in enumerate(curves):
         _with_range(ax, curve.of("val_loss"), i)
     seeds = max(len(curve.runs) for curve in curves)
-    ax.set_title("validation loss" if seeds == 1 else "validation loss (bands: lowest to highest seed)")
+    ax.set_title(
+        "validation loss" if seeds == 1 else "validation loss (bands: lowest to highest seed)"
+    )
     _zoom(ax, [mean(curve.of("val_loss")) for curve in curves])
 
 
@@ -69,7 +79,9 @@ def val_difference(ax: Axes, curves: list[Curve]) -> None:
 def norm_ratio(ax: Axes, curves: list[Curve]) -> None:
     for i, curve in enumerate(curves):
         ratio = mean(curve.of("ratio"))
-        ax.plot(list(ratio), list(ratio.values()), color=_colour(i), label=curve.name, linewidth=1.3)
+        ax.plot(
+            list(ratio), list(ratio.values()), color=_colour(i), label=curve.name, linewidth=1.3
+        )
         if curve.target is not None:
             ax.axhline(curve.target, color=_colour(i), linestyle=":", linewidth=1)
     ax.set_title("norm of the weights / initial norm (dotted: target)")
@@ -79,13 +91,19 @@ PANELS: tuple[Panel, ...] = (train_loss, val_loss, val_difference, norm_ratio)
 
 
 def figures(curves: list[Curve], *paths: Path) -> None:
-    """All four panels in one picture, written once for each path: .png for screens, .pdf for papers."""
+    """All four panels in one picture, written once for each path: .png for screens, .pdf for
+    papers."""
     with matplotlib.rc_context(_style("#222222", "#cccccc")):
         figure = Figure(figsize=(11, 7.2), layout="constrained")
         for ax, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
             panel(ax, curves)
             ax.set_xlabel("step")
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=min(len(curves), 2))
+        figure.legend(
+            *figure.axes[0].get_legend_handles_labels(),
+            frameon=False,
+            loc="outside lower center",
+            ncols=min(len(curves), 2),
+        )
         _save(figure, paths)
 
 
@@ -94,7 +112,10 @@ def schedules(*paths: Path) -> None:
     with matplotlib.rc_context(_style("#222222", "#cccccc")):
         figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         ax = figure.subplots()
-        for schedule, name, colour in ((constant(0.0), "weight decay", _colour(0)), (linear(1.0, 2.0, steps=2500), "control", _colour(1))):
+        for schedule, name, colour in (
+            (constant(0.0), "weight decay", _colour(0)),
+            (linear(1.0, 2.0, steps=2500), "control", _colour(1)),
+        ):
             ax.plot([schedule(step) for step in range(1, 10_001)], color=colour, label=name)
         ax.set(xlabel="step", ylabel="$r_t$: target norm / initial norm", ylim=(-0.05, 2.15))
         ax.legend(frameon=False, loc="center right")
@@ -104,11 +125,22 @@ def schedules(*paths: Path) -> None:
 def _save(figure: Figure, paths: tuple[Path, ...]) -> None:
     for path in paths:
         # No date in the file: the same runs give the same bytes.
-        figure.savefig(path, dpi=150, facecolor="white", metadata={"CreationDate": None} if path.suffix == ".pdf" else {})
+        figure.savefig(
+            path,
+            dpi=150,
+            facecolor="white",
+            metadata={"CreationDate": None} if path.suffix == ".pdf" else {},
+        )
 
 
 def _style(ink: str, faint: str) -> Any:
-    ink_keys = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor")
+    ink_keys = (
+        "text.color",
+        "axes.labelcolor",
+        "axes.titlecolor",
+        "xtick.labelcolor",
+        "ytick.labelcolor",
+    )
     faint_keys = ("axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
     return {
         **dict.fromkeys(ink_keys, ink),
@@ -141,16 +173,33 @@ def _with_range(ax: Axes, runs: Sequence[Series], index: int) -> None:
     """The mean over seeds as a line, and from the lowest to the highest run as a band."""
     values = _together(runs)
     steps, colour = list(values), _colour(index)
-    ax.plot(steps, [statistics.fmean(v) for v in values.values()], color=colour, linewidth=1.3, marker="o", markersize=2.5)
+    ax.plot(
+        steps,
+        [statistics.fmean(v) for v in values.values()],
+        color=colour,
+        linewidth=1.3,
+        marker="o",
+        markersize=2.5,
+    )
     if len(runs) > 1:
-        ax.fill_between(steps, [min(v) for v in values.values()], [max(v) for v in values.values()], color=colour, alpha=0.12, linewidth=0)
+        ax.fill_between(
+            steps,
+            [min(v) for v in values.values()],
+            [max(v) for v in values.values()],
+            color=colour,
+            alpha=0.12,
+            linewidth=0,
+        )
 
 
 def _smoothed(series: Series) -> Series:
     """The running mean over the last twentieth of the curve's length."""
     window = max(len(series) // 20, 1)
     sums = np.cumsum([0.0, *series.values()])
-    return {step: float((sums[i] - sums[max(i - window, 0)]) / (i - max(i - window, 0))) for i, step in enumerate(series, start=1)}
+    return {
+        step: float((sums[i] - sums[max(i - window, 0)]) / (i - max(i - window, 0)))
+        for i, step in enumerate(series, start=1)
+    }
 
 
 def _zoom(ax: Axes, shown: Sequence[Series]) -> None:

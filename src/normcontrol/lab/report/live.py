@@ -1,4 +1,5 @@
-"""The live display: one line for each arm, with step, loss, norm ratio against target, tokens a second and time left.
+"""The live display: one line for each arm, with step, loss, norm ratio against target, tokens a
+second and time left.
 
 On a terminal the lines move; in a log, a plain line is printed every few seconds.
 """
@@ -25,8 +26,12 @@ class Board:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(quiet=not is_first())
-        self.arms: dict[str, tuple[Status | None, float, int]] = {}  # the last status, when the arm started, and at which step
-        self.live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        self.arms: dict[
+            str, tuple[Status | None, float, int]
+        ] = {}  # the last status, when the arm started, and at which step
+        self.live = (
+            Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        )
         self._printed = 0.0
 
     def __enter__(self) -> Board:
@@ -34,7 +39,12 @@ class Board:
             self.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.live:
             self.live.update(self._table(), refresh=True)
             self.live.stop()
@@ -54,12 +64,16 @@ class Board:
             self.live.update(self._table())
         elif time.monotonic() - self._printed > QUIET or status.step == status.steps:
             self._printed = time.monotonic()
-            self.console.print("  ".join((name, *_cells(status, _left(status, started, first)))), highlight=False)
+            self.console.print(
+                "  ".join((name, *_cells(status, _left(status, started, first)))), highlight=False
+            )
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for column in ("arm", "", "step", "loss", "norm ratio", "validation", "speed", "left"):
-            table.add_column(column, no_wrap=True, justify="left" if column in ("arm", "") else "right")
+            table.add_column(
+                column, no_wrap=True, justify="left" if column in ("arm", "") else "right"
+            )
         for name, (status, started, first) in self.arms.items():
             if status is None:
                 table.add_row(name, ProgressBar(total=1, completed=0, width=20), *["-"] * 6)
@@ -70,14 +84,21 @@ class Board:
 
 
 def _cells(status: Status, left: str) -> tuple[str, ...]:
-    ratio = f"{status.ratio:.3f}" if status.target is None else f"{status.ratio:.3f} of {status.target:.3f}"
+    ratio = (
+        f"{status.ratio:.3f}"
+        if status.target is None
+        else f"{status.ratio:.3f} of {status.target:.3f}"
+    )
     val = "-" if status.val_loss is None else f"val {status.val_loss:.4f}"
-    speed = f"{status.tokens_per_second:,.0f} tok/s" + ("" if status.mfu is None else f" (MFU {status.mfu:.0%})")
+    speed = f"{status.tokens_per_second:,.0f} tok/s" + (
+        "" if status.mfu is None else f" (MFU {status.mfu:.0%})"
+    )
     return f"{status.step}/{status.steps}", f"{status.loss:.4f}", ratio, val, speed, left
 
 
 def _left(status: Status, started: float, first: int) -> str:
-    """Time left, by the mean speed since the first status seen: evaluation and checkpoints count."""
+    """Time left, by the mean speed since the first status seen: evaluation and checkpoints
+    count."""
     done = status.step - first
     if status.step == status.steps:
         return "done"

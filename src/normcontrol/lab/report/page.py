@@ -1,7 +1,8 @@
-"""One self-contained HTML page for a study or a challenge: figures to hover, zoom and toggle, tables that sort, every config.
+"""One self-contained HTML page for a study or a challenge: figures to hover, zoom and toggle,
+tables that sort, every config.
 
-It turns runs and tables into a page and knows nothing of where they come from. Style and script lie beside it, in
-``web/``; nothing is fetched from anywhere.
+It turns runs and tables into a page and knows nothing of where they come from. Style and script lie
+beside it, in ``web/``; nothing is fetched from anywhere.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class Page:
 {f"For papers: {saved}." if saved else ""}</p>"""
 
     def _data(self) -> str:
-        """The runs for the script, small: a config as what differs from the first, steps once for all that share them."""
+        """The runs for the script, small: a config as what differs from the first, steps once for
+        all that share them."""
         first = self.runs[0].config if self.runs else {}
         steps: dict[str, int] = {}
         runs = []
@@ -120,9 +122,33 @@ class Page:
             for key in CURVES:
                 at, values = run.curves.get(key, ((), ()))
                 curves[key] = [steps.setdefault(_floats(at), len(steps)), _floats(values)]
-            about = {key: getattr(run, key) for key in ("arm", "trial", "seed", "label", "status", "error", "chosen", "baseline")}
-            runs.append({**about, "config": {k: v for k, v in run.config.items() if first.get(k) != v}, "curves": curves})
-        content = {"runs": runs, "steps": list(steps), "config": first, "colours": COLOURS, "baseline": self.baseline}
+            about = {
+                key: getattr(run, key)
+                for key in (
+                    "arm",
+                    "trial",
+                    "seed",
+                    "label",
+                    "status",
+                    "error",
+                    "chosen",
+                    "baseline",
+                )
+            }
+            runs.append(
+                {
+                    **about,
+                    "config": {k: v for k, v in run.config.items() if first.get(k) != v},
+                    "curves": curves,
+                }
+            )
+        content = {
+            "runs": runs,
+            "steps": list(steps),
+            "config": first,
+            "colours": COLOURS,
+            "baseline": self.baseline,
+        }
         return json.dumps(content, separators=(",", ":")).replace("</", "<\\/")
 
 
@@ -136,7 +162,10 @@ def _web(name: str) -> str:
 
 def _download(name: str, content: bytes) -> str:
     kind = {"png": "image/png", "pdf": "application/pdf"}[name.rpartition(".")[2]]
-    return f'<a download="{name}" href="data:{kind};base64,{base64.b64encode(content).decode()}">{name}</a>'
+    return (
+        f'<a download="{name}" '
+        f'href="data:{kind};base64,{base64.b64encode(content).decode()}">{name}</a>'
+    )
 
 
 def _table(table: Table) -> str:
@@ -157,13 +186,23 @@ def _cell(text: str) -> str:
 
 def _runs(runs: Sequence[Run]) -> str:
     keys = sorted({key for run in runs for key in run.final if key.startswith("val_loss")})
-    headings = ["arm", "trial", "seed", "status", *(key.replace("_", " ") for key in keys), "norm ratio", "settings"]
+    headings = [
+        "arm",
+        "trial",
+        "seed",
+        "status",
+        *(key.replace("_", " ") for key in keys),
+        "norm ratio",
+        "settings",
+    ]
     body = []
     for number, run in enumerate(runs):
         values = [f"{run.final[key]:.4f}" if key in run.final else "-" for key in keys]
         ratio = f"{run.final['ratio']:.3f}" if "ratio" in run.final else "-"
         cells = "".join(map(_cell, (run.arm, run.trial, str(run.seed), run.status, *values, ratio)))
-        body.append(f'<tr>{cells}<td><button type="button" data-run="{number}">config</button></td></tr>')
+        body.append(
+            f'<tr>{cells}<td><button type="button" data-run="{number}">config</button></td></tr>'
+        )
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
     return f"""<h2>Every run</h2>
 <div class="scroll"><table class="sorts" id="runs"><thead><tr>{head}</tr></thead><tbody>

@@ -1,4 +1,5 @@
-"""A plan drawn before GPU time is spent on it: the learning rate, the target ratio r_t and the rate k_t at every step."""
+"""A plan drawn before GPU time is spent on it: the learning rate, the target ratio r_t and the rate
+k_t at every step."""
 
 from __future__ import annotations
 
@@ -11,21 +12,34 @@ from normcontrol.lab.training.config import Config, check
 
 
 def values(config: Config, step: int) -> tuple[float, float | None, float | None]:
-    """(lr, r_t, k_t) at a step. Decay is the same controller with a ratio of 0; None where there is neither."""
+    """(lr, r_t, k_t) at a step. Decay is the same controller with a ratio of 0; None where there is
+    neither."""
     o, lr = config.optim, optim.lr_at(config, step)
     if optim.is_controlled(o):
         return lr, optim.target_at(o, step), o.rate
     if optim.known_name(o.optimizer) == "AdamC":
         return lr, 0.0, o.weight_decay * lr**2 / o.lr
-    return (lr, 0.0, lr * o.weight_decay) if "W" in optim.known_name(o.optimizer) else (lr, None, None)
+    return (
+        (lr, 0.0, lr * o.weight_decay) if "W" in optim.known_name(o.optimizer) else (lr, None, None)
+    )
 
 
 def table(config: Config) -> list[tuple[str, ...]]:
     """The plan at some telling steps."""
     check(config)
     steps, o = config.run.steps, config.optim
-    telling = sorted({1, min(o.warmup or 1, steps), min(o.ramp or 1, steps), *(max(steps * i // 10, 1) for i in range(1, 11))})
-    return [(f"{step:,}", *("-" if v is None else f"{v:.4g}" for v in values(config, step))) for step in telling]
+    telling = sorted(
+        {
+            1,
+            min(o.warmup or 1, steps),
+            min(o.ramp or 1, steps),
+            *(max(steps * i // 10, 1) for i in range(1, 11)),
+        }
+    )
+    return [
+        (f"{step:,}", *("-" if v is None else f"{v:.4g}" for v in values(config, step)))
+        for step in telling
+    ]
 
 
 def draw(config: Config, path: Path) -> None:

@@ -24,7 +24,9 @@ def write(ledger: Ledger, out: Path) -> Path:
     if ledger.study.name == "figure1":
         charts.schedules(out / FIGURES[0], out / FIGURES[1])
     elif verdict.rows:
-        charts.figures([curve(trial) for trial in drawn(verdict)], out / FIGURES[0], out / FIGURES[1])
+        charts.figures(
+            [curve(trial) for trial in drawn(verdict)], out / FIGURES[0], out / FIGURES[1]
+        )
     downloads = {name: (out / name).read_bytes() for name in FIGURES if (out / name).exists()}
     base = verdict.baseline
     page = Page(
@@ -40,11 +42,14 @@ def write(ledger: Ledger, out: Path) -> Path:
 
 
 def drawn(verdict: Verdict) -> list[Trial]:
-    """The trials to draw: one for each arm that can be compared, runs that stand in two arms once."""
+    """The trials to draw: one for each arm that can be compared, runs that stand in two arms
+    once."""
     found: list[Trial] = []
     for row in verdict.rows:
         ids = {record.id for record in row.trial.records}
-        if (row is verdict.baseline or row.differences) and not any(ids <= {r.id for r in other.records} for other in found):
+        if (row is verdict.baseline or row.differences) and not any(
+            ids <= {r.id for r in other.records} for other in found
+        ):
             found.append(row.trial)
     return found
 
@@ -57,11 +62,15 @@ def runs(ledger: Ledger, verdict: Verdict) -> list[Run]:
     bases = set() if base is None else {(record.id, base.arm) for record in base.trial.records}
     found, seen = [], set()
     order = {row.arm: i for i, row in enumerate(verdict.rows)}
-    for cell in sorted(ledger.cells(done), key=lambda c: (order.get(c.arm, len(order)), c.trial, c.seed)):
+    for cell in sorted(
+        ledger.cells(done), key=lambda c: (order.get(c.arm, len(order)), c.trial, c.seed)
+    ):
         record = done.of(cell)
         if record is not None and (record.id, cell.arm) not in seen:
             seen.add((record.id, cell.arm))
-            found.append(_run(cell, record, (record.id, cell.arm) in chosen, (record.id, cell.arm) in bases))
+            found.append(
+                _run(cell, record, (record.id, cell.arm) in chosen, (record.id, cell.arm) in bases)
+            )
     return found
 
 
@@ -82,24 +91,47 @@ def _run(cell: Cell, record: Record, chosen: bool, baseline: bool) -> Run:
 
 def tables(ledger: Ledger, verdict: Verdict) -> list[Table]:
     note = (
-        "Each arm by its trial with the most seeds, and of those the best. Differences pair runs that share initial weights and the order "
-        "of the data; ± is half of the 95 % interval (Student's t), s.d. the standard deviation of the loss over seeds. Detectable: the "
+        "Each arm by its trial with the most seeds, and of those the best. Differences pair runs "
+        "that share initial weights and the order "
+        "of the data; ± is half of the 95 % interval (Student's t), s.d. the standard deviation of "
+        "the loss over seeds. Detectable: the "
         "difference that four of five such studies would show."
     )
     found = [Table("Results", verdict.headings(), verdict.table(), note)] if verdict.rows else []
     if verdict.findings:
-        rows = [(claim.says, finding.outcome, finding.numbers, claim.refuted_if) for claim, finding in verdict.findings]
+        rows = [
+            (claim.says, finding.outcome, finding.numbers, claim.refuted_if)
+            for claim, finding in verdict.findings
+        ]
         found.append(
-            Table("Claims", ("claim", "outcome", "numbers", "refuted if"), rows, "The rules are code of the study, not of this page.")
+            Table(
+                "Claims",
+                ("claim", "outcome", "numbers", "refuted if"),
+                rows,
+                "The rules are code of the study, not of this page.",
+            )
         )
     if verdict.study.published:
-        rows3 = [(p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}") for p, value in verdict.published()]
+        rows3 = [
+            (p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}")
+            for p, value in verdict.published()
+        ]
         found.append(
-            Table("The paper's numbers", ("what", "paper", "here"), rows3, f"What differs: {verdict.study.differs.get(ledger.scale, '')}.")
+            Table(
+                "The paper's numbers",
+                ("what", "paper", "here"),
+                rows3,
+                f"What differs: {verdict.study.differs.get(ledger.scale, '')}.",
+            )
         )
-    ks = sorted({1, 2, 3, 6, 9} & set(range(1, 1 + max((row.trials for row in verdict.rows), default=0))))
+    ks = sorted(
+        {1, 2, 3, 6, 9} & set(range(1, 1 + max((row.trials for row in verdict.rows), default=0)))
+    )
     if len(ks) > 1:
-        curves = [(row.arm, *(f"{row.best_of[k - 1]:.4f}" if k <= row.trials else "-" for k in ks)) for row in verdict.rows]
+        curves = [
+            (row.arm, *(f"{row.best_of[k - 1]:.4f}" if k <= row.trials else "-" for k in ks))
+            for row in verdict.rows
+        ]
         found.append(Table("Expected best of k trials", ("arm", *(f"k = {k}" for k in ks)), curves))
     return found + _where(verdict)
 
@@ -113,10 +145,22 @@ def _where(verdict: Verdict) -> list[Table]:
         for record in row.trial.records:
             e = record.environment
             data = f"{e['data']['folder']} ({e['data']['digest'][:12]})"
-            key = (e["device"], f"torch {e['packages']['torch']}", e["revision"][:12], data, " ".join(e["command"]))
+            key = (
+                e["device"],
+                f"torch {e['packages']['torch']}",
+                e["revision"][:12],
+                data,
+                " ".join(e["command"]),
+            )
             places[key] = places.get(key, 0) + 1
     rows = [(*key, str(count)) for key, count in places.items()]
-    return [Table("Where it was run", ("device", "torch", "revision", "data", "command", "runs above"), rows)]
+    return [
+        Table(
+            "Where it was run",
+            ("device", "torch", "revision", "data", "command", "runs above"),
+            rows,
+        )
+    ]
 
 
 def curve(trial: Trial) -> charts.Curve:

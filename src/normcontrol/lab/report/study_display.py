@@ -1,4 +1,5 @@
-"""A study as it runs: a table of trials by seeds that fills in on a terminal, a line for each finished cell in a log.
+"""A study as it runs: a table of trials by seeds that fills in on a terminal, a line for each
+finished cell in a log.
 
 Without rich, it is lines everywhere.
 """
@@ -24,7 +25,12 @@ class Lines:
     def __enter__(self) -> Lines:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         pass
 
     def show(self, label: str, status: Status) -> None:
@@ -32,7 +38,11 @@ class Lines:
 
     def finished(self, cell: Cell, record: Record, done: int, wanted: int) -> None:
         minutes = (time.monotonic() - self.started) / 60
-        print(f"{minutes:5.1f} min  {done}/{wanted}  {cell.label}: {_outcome(record)}, {record.seconds:.0f} s", flush=True)
+        print(
+            f"{minutes:5.1f} min  {done}/{wanted}  {cell.label}: {_outcome(record)}, "
+            f"{record.seconds:.0f} s",
+            flush=True,
+        )
 
 
 class Live(Lines):
@@ -51,7 +61,12 @@ class Live(Lines):
         self.live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.running.clear()
         self.live.update(self.table(), refresh=True)
         self.live.stop()
@@ -71,13 +86,22 @@ class Live(Lines):
         from rich.table import Table
 
         seeds = sorted({seed for row in self.rows.values() for seed in row})
-        table = Table(box=None, pad_edge=False, title=f"{self.count[0]} of {self.count[1]} cells known so far", title_justify="left")
+        table = Table(
+            box=None,
+            pad_edge=False,
+            title=f"{self.count[0]} of {self.count[1]} cells known so far",
+            title_justify="left",
+        )
         for heading in ("trial", *(f"seed {seed}" for seed in seeds)):
             table.add_column(heading, no_wrap=True)
         for name, row in self.rows.items():
             table.add_row(name, *(row.get(seed, "") for seed in seeds))
         for label, status in self.running.items():
-            table.add_row(f"{label}: {status.step}/{status.steps}, loss {status.loss:.3f}, ratio {status.ratio:.2f}", style="dim")
+            table.add_row(
+                f"{label}: {status.step}/{status.steps}, loss {status.loss:.3f}, ratio "
+                f"{status.ratio:.2f}",
+                style="dim",
+            )
         return table
 
 

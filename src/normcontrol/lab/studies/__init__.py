@@ -5,4 +5,6 @@ from __future__ import annotations
 from normcontrol.lab.studies import claims, family, paper
 from normcontrol.lab.study.cells import Study
 
-STUDIES: dict[str, Study] = {study.name: study for study in (claims.STUDY, family.STUDY, *paper.STUDIES)}
+STUDIES: dict[str, Study] = {
+    study.name: study for study in (claims.STUDY, family.STUDY, *paper.STUDIES)
+}

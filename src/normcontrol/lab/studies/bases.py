@@ -1,4 +1,5 @@
-"""Where studies start from at each scale, and the rule by which an experiment of the paper is shrunk to a shorter one."""
+"""Where studies start from at each scale, and the rule by which an experiment of the paper is
+shrunk to a shorter one."""
 
 from __future__ import annotations
 
@@ -6,16 +7,27 @@ import math
 
 from normcontrol.lab.training.config import Config, preset
 
-PAPER = preset("gpt2").with_(lr=1e-3, min_lr=0.1, warmup=2000, weight_decay=0.1, ramp=2500, rate=1e-2, eval_every=1000, log_every=100)
+PAPER = preset("gpt2").with_(
+    lr=1e-3,
+    min_lr=0.1,
+    warmup=2000,
+    weight_decay=0.1,
+    ramp=2500,
+    rate=1e-2,
+    eval_every=1000,
+    log_every=100,
+)
 """nanoGPT's settings with those of the paper: batches of 491,520 tokens."""
 
 
 TINY = preset("tiny").with_(layers=2, width=64, context=64, steps=1000, warmup=40, ramp=50)
-"""Smaller than the preset and with more steps: what decay and control do takes steps, and a study takes many runs."""
+"""Smaller than the preset and with more steps: what decay and control do takes steps, and a study
+takes many runs."""
 
 
 def base(scale: str) -> Config:
-    """Where a scale starts from: no checkpoints for runs of a minute, and curves of about a hundred points."""
+    """Where a scale starts from: no checkpoints for runs of a minute, and curves of about a hundred
+    points."""
     if scale == "tiny":
         return TINY.with_(checkpoint_every=0, log_every=10, eval_every=100)
     if scale == "small":
@@ -24,10 +36,12 @@ def base(scale: str) -> Config:
 
 
 def shrunk(config: Config, by: float, into: Config) -> Config:
-    """An experiment of the paper in ``1/by`` of its steps, with the model, the batch and the logs of ``into``.
+    """An experiment of the paper in ``1/by`` of its steps, with the model, the batch and the logs
+    of ``into``.
 
-    ``lr * weight_decay * steps`` and ``lr / weight_decay`` stay, so that decay and noise balance at the same norm after the
-    same share of the run; the rate grows with the shrinking, and warm-up and ramp shrink with it.
+    ``lr * weight_decay * steps`` and ``lr / weight_decay`` stay, so that decay and noise balance at
+    the same norm after the same share of the run; the rate grows with the shrinking, and warm-up
+    and ramp shrink with it.
 
     >>> small = shrunk(PAPER.with_(steps=50_000), 100, preset("tiny"))
     >>> o = small.optim
@@ -38,7 +52,17 @@ def shrunk(config: Config, by: float, into: Config) -> Config:
     return into.with_(
         **{
             key: getattr(o, key)
-            for key in ("optimizer", "min_lr", "schedule", "betas", "clip", "ratio", "ratio_start", "scope", "norm_layers")
+            for key in (
+                "optimizer",
+                "min_lr",
+                "schedule",
+                "betas",
+                "clip",
+                "ratio",
+                "ratio_start",
+                "scope",
+                "norm_layers",
+            )
         },
         steps=steps,
         lr=o.lr * math.sqrt(by),

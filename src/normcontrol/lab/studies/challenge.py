@@ -1,7 +1,9 @@
-"""The paper's protocol in one command: train AdamW, record its norm ratio, challenge it with AdamWN held at that ratio.
+"""The paper's protocol in one command: train AdamW, record its norm ratio, challenge it with AdamWN
+held at that ratio.
 
-Every arm of a seed starts from the same weights and sees the same batches in the same order. Each is an ordinary run
-in a folder of its own: a challenge that was stopped goes on when the same command is given again.
+Every arm of a seed starts from the same weights and sees the same batches in the same order. Each
+is an ordinary run in a folder of its own: a challenge that was stopped goes on when the same
+command is given again.
 """
 
 from __future__ import annotations
@@ -48,13 +50,16 @@ BASELINE = Arm("AdamW", {"optimizer": "AdamW", "ratio": None})
 KNOWN = {
     "adamw": BASELINE,
     "adamwn": Arm("AdamWN", {"optimizer": "AdamWN", "ratio": RATIO}),
-    "scaled": Arm("AdamW from scaled weights", {"optimizer": "AdamW", "ratio": None, "init_scale": RATIO}),
+    "scaled": Arm(
+        "AdamW from scaled weights", {"optimizer": "AdamW", "ratio": None, "init_scale": RATIO}
+    ),
     "adamc": Arm("AdamC", {"optimizer": "AdamC", "ratio": None}),
 }
 
 
 def parse_arm(text: str) -> Arm:
-    """An arm from its name and changes: "adamwn", "scaled", "adamw:weight_decay=0.05", "adamwn:ratio=2.4,scope=tensor".
+    """An arm from its name and changes: "adamwn", "scaled", "adamw:weight_decay=0.05",
+    "adamwn:ratio=2.4,scope=tensor".
 
     >>> parse_arm("adamw:weight_decay=0.05")
     Arm(name='AdamW weight_decay=0.05', changes={'optimizer': 'AdamW', 'ratio': None, 'weight_decay': 0.05})
@@ -65,26 +70,39 @@ def parse_arm(text: str) -> Arm:
         try:
             spelled = optim.known_name(name)
         except LabError:
-            raise LabError(f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(optim.TORCH)])}") from None
+            raise LabError(
+                f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(optim.TORCH)])}"
+            ) from None
         known = Arm(spelled, {"optimizer": spelled, "ratio": None})
     changes = {}
     for pair in filter(None, rest.split(",")):
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals:
-            raise LabError(f"The arm {text!r} should be NAME:key=value,key=value; {pair!r} has no value.")
+            raise LabError(
+                f"The arm {text!r} should be NAME:key=value,key=value; {pair!r} has no value."
+            )
         changes[key] = _read(key, value.strip())
-    label = f"{known.name} {', '.join(f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k, v in changes.items())}".strip()
+    label = (
+        f"{known.name} "
+        f"{', '.join(f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k, v in changes.items())}"
+    ).strip()
     return Arm(label, {**known.changes, **changes})
 
 
 def _read(key: str, text: str) -> Any:
     """A value given as text, by the type of its field."""
     kind = field_type(key)
-    kinds = [k for k in typing.get_args(kind) if k is not type(None)] if isinstance(kind, types.UnionType) else [kind]
+    kinds = (
+        [k for k in typing.get_args(kind) if k is not type(None)]
+        if isinstance(kind, types.UnionType)
+        else [kind]
+    )
     if typing.get_origin(kinds[0]) is typing.Literal:
         if text not in typing.get_args(kinds[0]):
-            raise LabError(f"{key}={text!r} is not a choice. {nearest(text, typing.get_args(kinds[0]))}")
+            raise LabError(
+                f"{key}={text!r} is not a choice. {nearest(text, typing.get_args(kinds[0]))}"
+            )
         return text
     if kinds[0] not in (int, float, str):
         raise LabError(f"{key} cannot be set in an arm: set it for all arms with its own flag.")
@@ -107,14 +125,19 @@ class Result:
 
     def final(self, key: str) -> list[float]:
         """The last recorded value of something, seed by seed."""
-        return [next(line[key] for line in reversed(lines) if key in line) for lines in self.metrics()]
+        return [
+            next(line[key] for line in reversed(lines) if key in line) for lines in self.metrics()
+        ]
 
 
 Display = Callable[[str, Status], None]
 
 
-def challenge(config: Config, out: Path, arms: list[Arm], seeds: int, display: Display, cache: Path) -> list[Result] | None:
-    """Run every arm with every seed, the baseline first; None when stopped (and saved) before the end."""
+def challenge(
+    config: Config, out: Path, arms: list[Arm], seeds: int, display: Display, cache: Path
+) -> list[Result] | None:
+    """Run every arm with every seed, the baseline first; None when stopped (and saved) before the
+    end."""
     if seeds < 1:
         raise LabError(f"seeds={seeds}: at least one is needed.")
     names = [arm.name for arm in arms]
@@ -132,7 +155,9 @@ def challenge(config: Config, out: Path, arms: list[Arm], seeds: int, display: D
             def show(status: Status, label: str = label) -> None:
                 display(label, status)
 
-            if not finished(folder, run) and not train(run, folder, resume=(folder / CONFIG).exists(), display=show, cache=cache):
+            if not finished(folder, run) and not train(
+                run, folder, resume=(folder / CONFIG).exists(), display=show, cache=cache
+            ):
                 return None
             result.configs.append(run)
             result.folders.append(folder)
@@ -158,7 +183,8 @@ def write_plan(out: Path, config: Config, arms: list[str], seeds: int) -> None:
     for key, value in plan["config"].items():
         if then.get(key) != value:
             raise LabError(
-                f"{out} holds another challenge: {key} was {then.get(key)!r} and is {value!r} now. Give another --out, or delete it."
+                f"{out} holds another challenge: {key} was {then.get(key)!r} and is {value!r} now. "
+                "Give another --out, or delete it."
             )
     out.mkdir(parents=True, exist_ok=True)
     write_json(path, plan)

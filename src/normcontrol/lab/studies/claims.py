@@ -1,9 +1,11 @@
-"""Every claim about weight norm control as an experiment, AdamW and AdamWN tuned with equal trials, the controls beside them.
+"""Every claim about weight norm control as an experiment, AdamW and AdamWN tuned with equal trials,
+the controls beside them.
 
-In parts, the most telling first, so that what is finished is of use whenever it is stopped: decays and ratios at the
-learning rate expected to be best, the best of each and the controls with paired seeds, the other learning rates (and the seeds
-again, if one of them is better), the second best with seeds, as one seed may have chosen wrongly, then the smaller questions, and
-the controls tuned too. A part that starts from the best cells is known when they are.
+In parts, the most telling first, so that what is finished is of use whenever it is stopped: decays
+and ratios at the learning rate expected to be best, the best of each and the controls with paired
+seeds, the other learning rates (and the seeds again, if one of them is better), the second best
+with seeds, as one seed may have chosen wrongly, then the smaller questions, and the controls tuned
+too. A part that starts from the best cells is known when they are.
 """
 
 from __future__ import annotations
@@ -15,7 +17,18 @@ from typing import Any, NamedTuple
 
 from normcontrol.lab.studies import rules
 from normcontrol.lab.studies.bases import base
-from normcontrol.lab.studies.rules import ADAMC, ADAMW, ADAMWN, FEWER, HELD, LAYERNORM, OFFSET, RATE, SCALED, TENSOR
+from normcontrol.lab.studies.rules import (
+    ADAMC,
+    ADAMW,
+    ADAMWN,
+    FEWER,
+    HELD,
+    LAYERNORM,
+    OFFSET,
+    RATE,
+    SCALED,
+    TENSOR,
+)
 from normcontrol.lab.study.cells import Cell, Study, grid
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training import optimizers as optim
@@ -38,14 +51,39 @@ class Ranges:
     """The horizon that the scale's own is compared with."""
 
 
-# At small: lr / weight_decay as in the paper (1e-2) would be a decay of 0.2 at the middle learning rate; short runs like more, and
-# a factor of three to either side should hold the optimum. Ratios: a factor of 1.25 around the norms that such decays leave.
-# Rates: the paper's 1e-2 times 100,000 steps over ours would be 0.67, so a tenth of 1, and ten times more and less.
-# At tiny, where GPT-2's initial weights are small for so narrow a network, everything but the rate is larger.
+# At small: lr / weight_decay as in the paper (1e-2) would be a decay of 0.2 at the middle learning
+# rate; short runs like more, and a factor of three to either side should hold the optimum. Ratios:
+# a factor of 1.25 around the norms that such decays leave. Rates: the paper's 1e-2 times 100,000
+# steps over ours would be 0.67, so a tenth of 1, and ten times more and less. At tiny, where
+# GPT-2's initial weights are small for so narrow a network, everything but the rate is larger.
 RANGES = {
-    "tiny": Ranges((1e-3, 3e-3, 8e-3), (0.3, 1.0, 3.0), (3.0, 5.0, 8.0), (1e-2, 1e-1, 1.0), (0, 1, 2, 3, 4), (0, 1, 2, 3, 4), 500),
-    "small": Ranges((1e-3, 2e-3, 4e-3), (0.1, 0.3, 1.0), (1.3, 1.6, 2.0), (1e-2, 1e-1, 1.0), (0, 1, 2), (0,), 500),
-    "full": Ranges((5e-4, 1e-3, 2e-3), (0.05, 0.1, 0.15), (2.0, 2.4, 2.8), (1e-3, 1e-2, 1e-1), (0, 1, 2), (0,), 50_000),
+    "tiny": Ranges(
+        (1e-3, 3e-3, 8e-3),
+        (0.3, 1.0, 3.0),
+        (3.0, 5.0, 8.0),
+        (1e-2, 1e-1, 1.0),
+        (0, 1, 2, 3, 4),
+        (0, 1, 2, 3, 4),
+        500,
+    ),
+    "small": Ranges(
+        (1e-3, 2e-3, 4e-3),
+        (0.1, 0.3, 1.0),
+        (1.3, 1.6, 2.0),
+        (1e-2, 1e-1, 1.0),
+        (0, 1, 2),
+        (0,),
+        500,
+    ),
+    "full": Ranges(
+        (5e-4, 1e-3, 2e-3),
+        (0.05, 0.1, 0.15),
+        (2.0, 2.4, 2.8),
+        (1e-3, 1e-2, 1e-1),
+        (0, 1, 2),
+        (0,),
+        50_000,
+    ),
 }
 
 
@@ -58,7 +96,10 @@ def cells(scale: str, done: Results) -> list[Cell]:
     wanted += edges(wanted, done)
     if not done.done(wanted):
         return wanted
-    tried = {arm: tuple(sorted(c.settings[-1][1] for c in wanted if c.arm == arm)) for arm in (ADAMW, ADAMWN)}
+    tried = {
+        arm: tuple(sorted(c.settings[-1][1] for c in wanted if c.arm == arm))
+        for arm in (ADAMW, ADAMWN)
+    }
     first = best(wanted, done)
     wanted += compared(r, *first)
     rest = row(scale, r.lr[0]) + row(scale, r.lr[2])
@@ -74,7 +115,9 @@ def cells(scale: str, done: Results) -> list[Cell]:
     for rate in (r.rate[0], r.rate[2], r.rate[1]):
         wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
     wanted += seeded(held(adamwn), r.seeds, "start")
-    wanted += horizons(r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN], done=done)
+    wanted += horizons(
+        r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN], done=done
+    )
     wanted += controls(r, adamw, adamwn, done)
     wanted += others(r, adamwn)
     return wanted + [c for cell in tried_once for c in seeded(cell, r.more, cell.part)]
@@ -83,18 +126,26 @@ def cells(scale: str, done: Results) -> list[Cell]:
 def row(scale: str, lr: float) -> list[Cell]:
     """At one learning rate: AdamW over decays, and AdamWN over as many ratios."""
     start, r = base(scale).with_(rate=RANGES[scale].rate[1]), RANGES[scale]
-    adamw = grid(ADAMW, start.with_(optimizer="AdamW"), part="grid", lr=[lr], weight_decay=r.weight_decay)
-    return adamw + grid(ADAMWN, start.with_(optimizer="AdamWN"), part="grid", lr=[lr], ratio=r.ratio)
+    adamw = grid(
+        ADAMW, start.with_(optimizer="AdamW"), part="grid", lr=[lr], weight_decay=r.weight_decay
+    )
+    return adamw + grid(
+        ADAMWN, start.with_(optimizer="AdamWN"), part="grid", lr=[lr], ratio=r.ratio
+    )
 
 
 def edges(cells: list[Cell], done: Results) -> list[Cell]:
-    """If the best of an arm is at the edge of what was tried, one more value for each: beyond the edge, or beside the best."""
+    """If the best of an arm is at the edge of what was tried, one more value for each: beyond the
+    edge, or beside the best."""
     tried = {arm: [c for c in cells if c.arm == arm] for arm in (ADAMW, ADAMWN)}
     more, at_an_edge = [], False
     for arm, own in tried.items():
         next_one = one_more(own, done)
         at_an_edge |= next_one.beyond
-        axes: dict[str, Any] = {"lr": [own[0].config.optim.lr], own[0].settings[-1][0]: [next_one.value]}
+        axes: dict[str, Any] = {
+            "lr": [own[0].config.optim.lr],
+            own[0].settings[-1][0]: [next_one.value],
+        }
         more += grid(arm, own[0].config, part="edges", **axes)
     return more if at_an_edge else []
 
@@ -107,10 +158,13 @@ class Next(NamedTuple):
 
 
 def one_more(cells: list[Cell], done: Results) -> Next:
-    """The next value of the last setting: beyond the best, by losses averaged over seeds, if that is at an edge, or else beside it."""
+    """The next value of the last setting: beyond the best, by losses averaged over seeds, if that
+    is at an edge, or else beside it."""
     found: dict[float, list[float]] = {}
     for c in cells:
-        found.setdefault(c.settings[-1][1], []).append(record.value() if (record := done.of(c)) else math.inf)
+        found.setdefault(c.settings[-1][1], []).append(
+            record.value() if (record := done.of(c)) else math.inf
+        )
     losses = {value: statistics.fmean(of_seeds) for value, of_seeds in found.items()}
     values = sorted(losses)
     place = values.index(min(losses, key=lambda v: losses[v]))
@@ -134,21 +188,51 @@ def compared(r: Ranges, adamw: Cell, adamwn: Cell) -> list[Cell]:
     return [c for seed in r.seeds for cell in four for c in seeded(cell, (seed,), "seeds")]
 
 
-def horizons(r: Ranges, adamw: Config, adamwn: Config, decays: tuple[float, ...], ratios: tuple[float, ...], done: Results) -> list[Cell]:
-    """Fewer steps, with the same warm-up and ramp, and as many as before: does the best decay change, and does the best ratio?
+def horizons(
+    r: Ranges,
+    adamw: Config,
+    adamwn: Config,
+    decays: tuple[float, ...],
+    ratios: tuple[float, ...],
+    done: Results,
+) -> list[Cell]:
+    """Fewer steps, with the same warm-up and ramp, and as many as before: does the best decay
+    change, and does the best ratio?
 
     A best value at an edge says nothing about that: up to twice, each arm gets one more.
     """
     wanted: list[Cell] = []
     for _ in range(3):
-        wanted += grid(f"{ADAMW}{FEWER}", adamw.with_(steps=r.fewer_steps), part="horizon", weight_decay=decays, seeds=r.more)
-        wanted += grid(f"{ADAMWN}{FEWER}", adamwn.with_(steps=r.fewer_steps), part="horizon", ratio=ratios, seeds=r.more)
-        wanted += grid(ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=decays, seeds=r.more)
-        wanted += grid(ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=ratios, seeds=r.more)
+        wanted += grid(
+            f"{ADAMW}{FEWER}",
+            adamw.with_(steps=r.fewer_steps),
+            part="horizon",
+            weight_decay=decays,
+            seeds=r.more,
+        )
+        wanted += grid(
+            f"{ADAMWN}{FEWER}",
+            adamwn.with_(steps=r.fewer_steps),
+            part="horizon",
+            ratio=ratios,
+            seeds=r.more,
+        )
+        wanted += grid(
+            ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=decays, seeds=r.more
+        )
+        wanted += grid(
+            ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=ratios, seeds=r.more
+        )
         if not done.done(wanted):
             break
         decay, ratio = (
-            max((one_more([c for c in wanted if c.arm == arm + which], done) for which in (FEWER, "")), key=lambda found: found.beyond)
+            max(
+                (
+                    one_more([c for c in wanted if c.arm == arm + which], done)
+                    for which in (FEWER, "")
+                ),
+                key=lambda found: found.beyond,
+            )
             for arm in (ADAMW, ADAMWN)
         )
         if not (decay.beyond or ratio.beyond):
@@ -158,14 +242,17 @@ def horizons(r: Ranges, adamw: Config, adamwn: Config, decays: tuple[float, ...]
 
 
 def controls(r: Ranges, adamw: Cell, adamwn: Cell, done: Results) -> list[Cell]:
-    """The two controls tuned: other decays, up to two more while the best is at an edge, and the best of them with every seed."""
+    """The two controls tuned: other decays, up to two more while the best is at an edge, and the
+    best of them with every seed."""
     wanted: list[Cell] = []
     for control in (scaled(adamw, adamwn), same_total_decay(adamw)):
         axes: dict[str, Any] = {key: [value] for key, value in control.settings}
         tried = seeded(control, r.seeds[:1], "controls")
         decays = [control.config.optim.weight_decay * factor for factor in (1 / 3, 3.0)]
         for _ in range(3):
-            tried += grid(control.arm, control.config, part="controls", **{**axes, "weight_decay": decays})
+            tried += grid(
+                control.arm, control.config, part="controls", **{**axes, "weight_decay": decays}
+            )
             if not done.done(tried) or not (found := one_more(tried, done)).beyond:
                 break
             decays = [found.value]
@@ -178,10 +265,21 @@ def controls(r: Ranges, adamw: Cell, adamwn: Cell, done: Results) -> list[Cell]:
 def others(r: Ranges, adamwn: Cell) -> list[Cell]:
     """One norm for each tensor, LayerNorm controlled, and the offset of the held norm."""
     best = adamwn.config
-    found = grid(TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more)
-    found += grid(LAYERNORM, best.with_(norm_layers=True), part="layernorm", ratio=r.ratio, seeds=r.more)
+    found = grid(
+        TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more
+    )
+    found += grid(
+        LAYERNORM, best.with_(norm_layers=True), part="layernorm", ratio=r.ratio, seeds=r.more
+    )
     steps = max(best.run.steps // 3, 10 * best.optim.ramp)
-    constant = best.with_(schedule="wsd", min_lr=1.0, steps=steps, eval_every=steps, ratio=r.ratio[1], ramp=best.optim.ramp)
+    constant = best.with_(
+        schedule="wsd",
+        min_lr=1.0,
+        steps=steps,
+        eval_every=steps,
+        ratio=r.ratio[1],
+        ramp=best.optim.ramp,
+    )
     for lr, rate in ((r.lr[0], r.rate[1]), (r.lr[1], r.rate[1]), (r.lr[1], r.rate[1] / 5)):
         found += grid(OFFSET, constant, part="offset", lr=[lr], rate=[rate], seeds=r.more)
     return found
@@ -189,33 +287,55 @@ def others(r: Ranges, adamwn: Cell) -> list[Cell]:
 
 def seeded(cell: Cell, seeds: tuple[int, ...], part: str) -> list[Cell]:
     """The cell with each seed."""
-    return [replace(cell, config=cell.config.with_(init_seed=s, data_seed=s, dropout_seed=s), seed=s, part=part) for s in seeds]
+    return [
+        replace(
+            cell,
+            config=cell.config.with_(init_seed=s, data_seed=s, dropout_seed=s),
+            seed=s,
+            part=part,
+        )
+        for s in seeds
+    ]
 
 
 def scaled(adamw: Cell, adamwn: Cell) -> Cell:
-    """The first control: the best AdamW, started from weights of the norm that the best AdamWN is held at."""
+    """The first control: the best AdamW, started from weights of the norm that the best AdamWN is
+    held at."""
     norm = float(adamwn.config.optim.ratio or 1)
-    return Cell(SCALED, adamw.config.with_(init_scale=norm), settings=(("init_scale", norm), *adamw.settings))
+    return Cell(
+        SCALED,
+        adamw.config.with_(init_scale=norm),
+        settings=(("init_scale", norm), *adamw.settings),
+    )
 
 
 def held(adamwn: Cell) -> Cell:
-    """The best AdamWN with the same freedom as the control: at its target norm from the first step on."""
+    """The best AdamWN with the same freedom as the control: at its target norm from the first step
+    on."""
     ratio = float(adamwn.config.optim.ratio or 1)
-    return Cell(HELD, adamwn.config.with_(init_scale=ratio, ratio_start=ratio), settings=adamwn.settings)
+    return Cell(
+        HELD, adamwn.config.with_(init_scale=ratio, ratio_start=ratio), settings=adamwn.settings
+    )
 
 
 def same_total_decay(adamw: Cell) -> Cell:
-    """The second control: AdamC with the decay that makes the sum of its decays that of the best AdamW."""
+    """The second control: AdamC with the decay that makes the sum of its decays that of the best
+    AdamW."""
     o = adamw.config.optim
     rates = [optim.lr_at(adamw.config, step) for step in range(1, adamw.config.run.steps + 1)]
     decay = round(o.weight_decay * sum(rates) / (sum(lr * lr for lr in rates) / o.lr), 4)
-    return Cell(ADAMC, adamw.config.with_(optimizer="AdamC", weight_decay=decay), settings=(("lr", o.lr), ("weight_decay", decay)))
+    return Cell(
+        ADAMC,
+        adamw.config.with_(optimizer="AdamC", weight_decay=decay),
+        settings=(("lr", o.lr), ("weight_decay", decay)),
+    )
 
 
 STUDY = Study(
     "claims",
     cells,
-    "AdamW and AdamWN, each tuned with equal trials, the controls that could explain a difference, and every claim about weight norm "
+    "AdamW and AdamWN, each tuned with equal trials, the controls that could explain a difference, "
+    "and every claim about weight norm "
     "control with the rule that would refute it.",
     ADAMW,
     rules.CLAIMS,

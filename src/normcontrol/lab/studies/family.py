@@ -1,8 +1,10 @@
-"""Published methods side by side: each with three learning rates, then the best of each with several seeds.
+"""Published methods side by side: each with three learning rates, then the best of each with
+several seeds.
 
-Their other settings are those at which the claims expect AdamW and AdamWN to be best; CPR's bound is the norm that AdamWN is
-held at, per tensor, and AdamH's steps are those that the laboratory makes of a learning rate. What is equal is the number of
-trials, not how well each is known to be tuned.
+Their other settings are those at which the claims expect AdamW and AdamWN to be best; CPR's bound
+is the norm that AdamWN is held at, per tensor, and AdamH's steps are those that the laboratory
+makes of a learning rate. What is equal is the number of trials, not how well each is known to be
+tuned.
 """
 
 from __future__ import annotations
@@ -38,4 +40,9 @@ def cells(scale: str, done: Results) -> list[Cell]:
     return wanted
 
 
-STUDY = Study("family", cells, "AdamW, AdamWN, CPR with two of its rules, and Hyperball's AdamH, with equal trials.", "AdamW")
+STUDY = Study(
+    "family",
+    cells,
+    "AdamW, AdamWN, CPR with two of its rules, and Hyperball's AdamH, with equal trials.",
+    "AdamW",
+)

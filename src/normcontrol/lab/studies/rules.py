@@ -1,4 +1,5 @@
-"""The claims about weight norm control, each with the rule that refutes it. Rules look at runs; they do not choose them."""
+"""The claims about weight norm control, each with the rule that refutes it. Rules look at runs;
+they do not choose them."""
 
 from __future__ import annotations
 
@@ -28,8 +29,16 @@ from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.model import GPT, INIT_STD
 
 ADAMW, ADAMWN, SCALED, ADAMC = "AdamW", "AdamWN", "AdamW from scaled weights", "AdamC"
-HELD, RATE, TENSOR = "AdamWN from scaled weights", "AdamWN, other rates", "AdamWN, a norm for each tensor"
-LAYERNORM, OFFSET, FEWER = "AdamWN, LayerNorm too", "AdamWN, constant learning rate", ", fewer steps"
+HELD, RATE, TENSOR = (
+    "AdamWN from scaled weights",
+    "AdamWN, other rates",
+    "AdamWN, a norm for each tensor",
+)
+LAYERNORM, OFFSET, FEWER = (
+    "AdamWN, LayerNorm too",
+    "AdamWN, constant learning rate",
+    ", fewer steps",
+)
 
 PAPERS_GAIN = 0.018
 """2.902 minus 2.884: what the paper calls substantial is the measure of what is not."""
@@ -41,7 +50,9 @@ def rate_does_not_matter(evidence: Evidence) -> Finding:
         return Finding(NOT_RUN)
     middle = trials[1]
     found = [(t.cells[0].trial, difference(t, middle)) for t in trials if t is not middle]
-    numbers = f"against {middle.cells[0].trial}: " + "; ".join(f"{name} {d or 'diverged'}" for name, d in found)
+    numbers = f"against {middle.cells[0].trial}: " + "; ".join(
+        f"{name} {d or 'diverged'}" for name, d in found
+    )
     if any(d is None for _, d in found):
         return Finding(REFUTED, numbers)
     sizes = [(abs(d.mean), d.half) for _, d in found if d is not None]
@@ -49,21 +60,29 @@ def rate_does_not_matter(evidence: Evidence) -> Finding:
         return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
     if any(mean - (half or 0) > PAPERS_GAIN for mean, half in sizes):
         return Finding(REFUTED, numbers)
-    return Finding(SUPPORTED if all(mean + (half or 0) < PAPERS_GAIN for mean, half in sizes) else NOT_SHOWN, numbers)
+    return Finding(
+        SUPPORTED if all(mean + (half or 0) < PAPERS_GAIN for mean, half in sizes) else NOT_SHOWN,
+        numbers,
+    )
 
 
 def norm_and_learning_rate(evidence: Evidence) -> Finding:
-    """Over the whole grid: the largest ratio between final norms of runs that differ in the learning rate alone."""
+    """Over the whole grid: the largest ratio between final norms of runs that differ in the
+    learning rate alone."""
     spreads = {}
     for arm, fixed in ((ADAMW, "weight_decay"), (ADAMWN, "ratio")):
         groups: dict[Any, list[float]] = {}
         for trial in evidence.trials(arm, "grid"):
             if all(record.good for record in trial.records):
-                groups.setdefault(dict(trial.cells[0].settings)[fixed], []).append(trial.mean("ratio"))
+                groups.setdefault(dict(trial.cells[0].settings)[fixed], []).append(
+                    trial.mean("ratio")
+                )
         spreads[arm] = [max(norms) / min(norms) for norms in groups.values() if len(norms) >= 2]
         if not spreads[arm]:
             return Finding(NOT_RUN)
-    numbers = "; ".join(f"{arm} {', '.join(f'{s:.3f}' for s in found)}" for arm, found in spreads.items())
+    numbers = "; ".join(
+        f"{arm} {', '.join(f'{s:.3f}' for s in found)}" for arm, found in spreads.items()
+    )
     seeds = min(len(trial.seeds) for arm in spreads for trial in evidence.trials(arm, "grid"))
     numbers = f"largest final norm over smallest, learning rates varied: {numbers}; n = {seeds}"
     held, free = max(spreads[ADAMWN]), max(spreads[ADAMW])
@@ -71,7 +90,8 @@ def norm_and_learning_rate(evidence: Evidence) -> Finding:
 
 
 def offset_law(evidence: Evidence) -> Finding:
-    """C from each trial's own offset, averaged over its seeds: the law says that it is the same for all learning rates and rates."""
+    """C from each trial's own offset, averaged over its seeds: the law says that it is the same for
+    all learning rates and rates."""
     constants = {}
     for trial in evidence.trials(OFFSET):
         if found := [_noise_constant(record) for record in trial.records if record.good]:
@@ -91,41 +111,68 @@ def _from_to(found: list[float]) -> str:
 
 
 def _noise_constant(record: Record) -> float:
-    """A step adds C * lr^2 a weight to the square of the norm, the control takes it back: solve the balance for C."""
+    """A step adds C * lr^2 a weight to the square of the norm, the control takes it back: solve the
+    balance for C."""
     c = record.config
     steps, ratios = record.curves["ratio"]
-    ratio = statistics.fmean(r for step, r in zip(steps, ratios, strict=True) if step > 2 * c["steps"] / 3)
+    ratio = statistics.fmean(
+        r for step, r in zip(steps, ratios, strict=True) if step > 2 * c["steps"] / 3
+    )
     before = (ratio - c["rate"] * c["ratio"]) / (1 - c["rate"])
     return initial_square(record) * (before**2 - ratio**2) / c["lr"] ** 2
 
 
 def initial_square(record: Record) -> float:
     """The mean square of the initial matrices, by nanoGPT's rule."""
-    config = Config().with_(**{key: value for key, value in record.config.items() if key in ("layers", "heads", "width", "context")})
+    config = Config().with_(
+        **{
+            key: value
+            for key, value in record.config.items()
+            if key in ("layers", "heads", "width", "context")
+        }
+    )
     with torch.device("meta"):
         model = GPT(config.model, padded(record.environment["data"]["vocab"]))
     sizes = [(name, p.numel()) for name, p in model.named_parameters() if p.dim() >= 2]
-    square = sum(n * INIT_STD**2 / (2 * config.model.layers if name.endswith("c_proj.weight") else 1) for name, n in sizes)
+    square = sum(
+        n * INIT_STD**2 / (2 * config.model.layers if name.endswith("c_proj.weight") else 1)
+        for name, n in sizes
+    )
     return square / sum(n for _, n in sizes)
 
 
 def horizon(evidence: Evidence) -> Finding:
-    """How far the best setting moves between the horizons, as a factor of the norm (which goes with the root of the decay)."""
+    """How far the best setting moves between the horizons, as a factor of the norm (which goes with
+    the root of the decay)."""
     moved: dict[str, dict[int, float]] = {}
     cut_off = []
     for arm, key, power in ((ADAMW, "weight_decay", 0.5), (ADAMWN, "ratio", 1.0)):
         short, long = evidence.trials(arm + FEWER, "horizon"), evidence.trials(arm, "horizon")
-        seeds = set.intersection(*(set(t.seeds) for t in (*short, *long))) if short and long else set()
+        seeds = (
+            set.intersection(*(set(t.seeds) for t in (*short, *long))) if short and long else set()
+        )
         if len(short) < 3 or len(long) < 3 or not seeds:
             return Finding(NOT_RUN)
         cut_off += [key for trials in (short, long) if key in (edges_of(trials) or ())]
-        moved[key] = {seed: abs(power * (_best_setting(long, key, seed) - _best_setting(short, key, seed))) for seed in sorted(seeds)}
+        moved[key] = {
+            seed: abs(power * (_best_setting(long, key, seed) - _best_setting(short, key, seed)))
+            for seed in sorted(seeds)
+        }
     both = sorted(set(moved["weight_decay"]) & set(moved["ratio"]))
     found = paired([moved["weight_decay"][s] for s in both], [moved["ratio"][s] for s in both])
-    decay, ratio = (math.exp(statistics.fmean(moved[key][s] for s in both)) for key in ("weight_decay", "ratio"))
-    numbers = f"more steps move the norm of the best decay by a factor of {decay:.3f}, the best ratio by {ratio:.3f} (n = {found.n})"
+    decay, ratio = (
+        math.exp(statistics.fmean(moved[key][s] for s in both)) for key in ("weight_decay", "ratio")
+    )
+    numbers = (
+        f"more steps move the norm of the best decay by a factor of {decay:.3f}, the best "
+        f"ratio by {ratio:.3f} (n = {found.n})"
+    )
     if cut_off:
-        return Finding(NOT_SHOWN, f"{numbers}; but a best {cut_off[0]} is at the edge of those tried, so how far it moved cannot be told")
+        return Finding(
+            NOT_SHOWN,
+            f"{numbers}; but a best {cut_off[0]} is at the edge of those tried, so how far it "
+            "moved cannot be told",
+        )
     if found.half is None:
         return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
     return Finding(SUPPORTED if found.above else REFUTED if found.below else NOT_SHOWN, numbers)
@@ -145,13 +192,15 @@ CLAIMS = (
     ),
     Claim(
         "not the start",
-        "It is not explained by the start: AdamWN beats AdamW that starts from weights scaled to AdamWN's norm.",
+        "It is not explained by the start: AdamWN beats AdamW that starts from weights scaled to "
+        "AdamWN's norm.",
         "the interval of AdamWN minus AdamW from scaled weights lies above zero",
         lower(ADAMWN, SCALED),
     ),
     Claim(
         "not AdamC",
-        "It is not explained by decay that follows the square of the learning rate: AdamWN beats AdamC with the same total decay.",
+        "It is not explained by decay that follows the square of the learning rate: AdamWN beats "
+        "AdamC with the same total decay.",
         "the interval of AdamWN minus AdamC lies above zero",
         lower(ADAMWN, ADAMC),
     ),
@@ -164,19 +213,23 @@ CLAIMS = (
     Claim(
         "norm and learning rate",
         "The final norm does not depend on the learning rate under AdamWN, and does under AdamW.",
-        "learning rates a factor of four apart move AdamWN's final norm by more than 5 %, or AdamW's by less than 20 % at every decay",
+        "learning rates a factor of four apart move AdamWN's final norm by more than 5 %, or "
+        "AdamW's by less than 20 % at every decay",
         norm_and_learning_rate,
     ),
     Claim(
         "rate",
-        "The rate k does not matter much: ten times more or less changes the loss by less than what the paper gained, 0.018.",
-        "the interval of a paired difference lies beyond 0.018 to either side, or a run at another rate diverges",
+        "The rate k does not matter much: ten times more or less changes the loss by less than "
+        "what the paper gained, 0.018.",
+        "the interval of a paired difference lies beyond 0.018 to either side, or a run at another "
+        "rate diverges",
         rate_does_not_matter,
     ),
     Claim(
         "horizon",
         "The best decay depends on the horizon, while the best ratio does not.",
-        "the interval of how far the best decay moves, minus how far the best ratio moves, lies below zero, and no best value is at the "
+        "the interval of how far the best decay moves, minus how far the best ratio moves, lies "
+        "below zero, and no best value is at the "
         "edge of those tried",
         horizon,
     ),
@@ -194,8 +247,10 @@ CLAIMS = (
     ),
     Claim(
         "offset",
-        "The held norm exceeds its target by C lr^2 / (2 k rms^2), with one C for all learning rates and rates.",
-        "C, solved from runs at three pairs of constant learning rate and rate, differs by more than a factor of two",
+        "The held norm exceeds its target by C lr^2 / (2 k rms^2), with one C for all learning "
+        "rates and rates.",
+        "C, solved from runs at three pairs of constant learning rate and rate, differs by more "
+        "than a factor of two",
         offset_law,
     ),
 )

@@ -1,1 +1,2 @@
-"""The engine of experiments: cells and grids, records, the runner, statistics, claims and verdicts."""
+"""The engine of experiments: cells and grids, records, the runner, statistics, claims and
+verdicts."""

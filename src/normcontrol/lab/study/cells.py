@@ -1,8 +1,9 @@
 """A study: a function that names the runs of an experiment, and what tells one run from all others.
 
-The function is called with the scale and with what is finished so far, and returns the cells (a config and a seed each)
-that it wants. It is called again after they are run, until it wants no more, so that later cells may depend on the
-results of earlier ones. It knows nothing of where and how cells are run.
+The function is called with the scale and with what is finished so far, and returns the cells (a
+config and a seed each) that it wants. It is called again after they are run, until it wants no
+more, so that later cells may depend on the results of earlier ones. It knows nothing of where and
+how cells are run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Cell:
     @property
     def trial(self) -> str:
         """The settings in words, the same for all seeds."""
-        return " ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in self.settings)
+        return " ".join(
+            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in self.settings
+        )
 
     @property
     def label(self) -> str:
@@ -59,8 +63,11 @@ class Data:
     also: Mapping[str, str] = field(default_factory=dict)
 
 
-def grid(arm: str, base: Config, *, seeds: Iterable[int] = (0,), part: str = "", **axes: Sequence[Any]) -> list[Cell]:
-    """Every combination of the axes' values with every seed. Runs that share a seed share initial weights and batches.
+def grid(
+    arm: str, base: Config, *, seeds: Iterable[int] = (0,), part: str = "", **axes: Sequence[Any]
+) -> list[Cell]:
+    """Every combination of the axes' values with every seed. Runs that share a seed share initial
+    weights and batches.
 
     >>> [cell.label for cell in grid("AdamW", Config(), lr=[1e-3, 2e-3], seeds=[0, 1])]
     ['AdamW lr=0.001 seed=0', 'AdamW lr=0.001 seed=1', 'AdamW lr=0.002 seed=0', 'AdamW lr=0.002 seed=1']
@@ -77,9 +84,14 @@ def grid(arm: str, base: Config, *, seeds: Iterable[int] = (0,), part: str = "",
 def identity(config: Config, data: Data) -> str:
     """The name of a run, the same wherever it is run: a hash of all that its result depends on.
 
-    Settings at their default do not take part, so that a setting added later does not orphan earlier results.
+    Settings at their default do not take part, so that a setting added later does not orphan
+    earlier results.
     """
-    kept = {key: new for key, (_, new) in differences(Config(), config).items() if key not in FREE | BY_DIGEST}
+    kept = {
+        key: new
+        for key, (_, new) in differences(Config(), config).items()
+        if key not in FREE | BY_DIGEST
+    }
     content = json.dumps([kept, data.digest, dict(sorted(data.also.items()))], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -89,7 +101,8 @@ Cells = Callable[[str, "Results"], Iterable[Cell]]
 
 @dataclass(frozen=True)
 class Published:
-    """A number that was published, and where ours is found: the final value of ``key`` in an arm."""
+    """A number that was published, and where ours is found: the final value of ``key`` in an
+    arm."""
 
     what: str
     arm: str
@@ -99,7 +112,8 @@ class Published:
 
 @dataclass(frozen=True)
 class Study:
-    """A named experiment: its cells, the arm that others are compared with, and the claims it puts to the test."""
+    """A named experiment: its cells, the arm that others are compared with, and the claims it puts
+    to the test."""
 
     name: str
     cells: Cells
@@ -118,7 +132,10 @@ def load(name: str) -> Study:
     from normcontrol.lab.studies import STUDIES
 
     if name not in STUDIES:
-        raise LabError(f"There is no study {name!r}. {nearest(name, STUDIES)} One of your own is path/to/file.py:function.")
+        raise LabError(
+            f"There is no study {name!r}. {nearest(name, STUDIES)} One of your own is "
+            "path/to/file.py:function."
+        )
     return STUDIES[name]
 
 
@@ -127,7 +144,9 @@ def _from_file(name: str) -> Study:
     if not path.endswith(".py"):
         path, function = name, ""
     if not Path(path).exists():
-        raise LabError(f"There is no file {path!r} with a study. Give it as path/to/file.py:function.")
+        raise LabError(
+            f"There is no file {path!r} with a study. Give it as path/to/file.py:function."
+        )
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -137,8 +156,15 @@ def _from_file(name: str) -> Study:
     if isinstance(found, Study):
         return found
     if not callable(found):
-        known = [key for key, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
-        raise LabError(f"{path} has no function {function or 'study'!r}. {nearest(function, known) if known else 'It has none at all.'}")
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
+        ]
+        raise LabError(
+            f"{path} has no function {function or 'study'!r}. "
+            f"{nearest(function, known) if known else 'It has none at all.'}"
+        )
     return Study(f"{Path(path).stem}-{found.__name__}", found, (found.__doc__ or "").strip())
 
 

@@ -1,7 +1,9 @@
-"""A study's folder: which study it is, at which scale, on which data, so that two never come to be mixed in one.
+"""A study's folder: which study it is, at which scale, on which data, so that two never come to be
+mixed in one.
 
-``study.json`` says that, ``cells/`` holds a file for each finished run, ``work/`` what is being run (nothing of it is
-needed afterwards). Data are known by their digests: a folder can be read where its data is not at hand.
+``study.json`` says that, ``cells/`` holds a file for each finished run, ``work/`` what is being run
+(nothing of it is needed afterwards). Data are known by their digests: a folder can be read where
+its data is not at hand.
 """
 
 from __future__ import annotations
@@ -40,16 +42,26 @@ class Ledger:
 
     def cells(self, done: Results) -> list[Cell]:
         """What the study wants, on the data that were asked for."""
-        return [replace(cell, config=self.placed(cell.config)) for cell in self.study.cells(self.scale, done)]
+        return [
+            replace(cell, config=self.placed(cell.config))
+            for cell in self.study.cells(self.scale, done)
+        ]
 
     def placed(self, config: Config) -> Config:
         changes: dict[str, Any] = {"data": self.data} if self.data is not None else {}
         return config.with_(**changes, **({"also_validate": self.also} if self.also else {}))
 
     def data_of(self, config: Config) -> Data:
-        """The digests of what a run trains and validates on; computed once, then remembered in the folder."""
+        """The digests of what a run trains and validates on; computed once, then remembered in the
+        folder."""
         placed = self.placed(config).data
-        key = json.dumps(["given" if self.data is not None else placed.data, placed.tokenizer, len(placed.also_validate)])
+        key = json.dumps(
+            [
+                "given" if self.data is not None else placed.data,
+                placed.tokenizer,
+                len(placed.also_validate),
+            ]
+        )
         if key not in self.digests:
             dataset = data.load(placed.data, placed.tokenizer, self.cache)
             others = [data.load_validation(given, dataset) for given in placed.also_validate]
@@ -65,24 +77,48 @@ class Ledger:
 
     def save(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        digests = {key: {"digest": value.digest, "also": dict(value.also)} for key, value in self.digests.items()}
+        digests = {
+            key: {"digest": value.digest, "also": dict(value.also)}
+            for key, value in self.digests.items()
+        }
         write_json(
             self.out / STUDY,
-            {"study": self.name, "scale": self.scale, "data": self.data, "also_validate": list(self.also), "digests": digests},
+            {
+                "study": self.name,
+                "scale": self.scale,
+                "data": self.data,
+                "also_validate": list(self.also),
+                "digests": digests,
+            },
         )
 
 
 def open_folder(out: Path) -> Ledger:
     """The study in a folder, with the digests that it was run with: its data need not be there."""
     if not (out / STUDY).exists():
-        raise LabError(f"{out} holds no study: there is no {STUDY} in it. Run one with `normcontrol study NAME --out {out}`.")
+        raise LabError(
+            f"{out} holds no study: there is no {STUDY} in it. Run one with `normcontrol study "
+            f"NAME --out {out}`."
+        )
     stored = read_json(out / STUDY)
-    digests = {key: Data(value["digest"], value["also"]) for key, value in stored["digests"].items()}
-    return Ledger(out, stored["study"], stored["scale"], stored["data"], tuple(stored["also_validate"]), digests)
+    digests = {
+        key: Data(value["digest"], value["also"]) for key, value in stored["digests"].items()
+    }
+    return Ledger(
+        out,
+        stored["study"],
+        stored["scale"],
+        stored["data"],
+        tuple(stored["also_validate"]),
+        digests,
+    )
 
 
-def begin(out: Path, name: str, scale: str, given: str | None = None, also: tuple[str, ...] = ()) -> Ledger:
-    """A new study's folder, or the folder of the same study to go on with; another study's is refused."""
+def begin(
+    out: Path, name: str, scale: str, given: str | None = None, also: tuple[str, ...] = ()
+) -> Ledger:
+    """A new study's folder, or the folder of the same study to go on with; another study's is
+    refused."""
     if scale not in SCALES:
         raise LabError(f"There is no scale {scale!r}. Known are {', '.join(SCALES)}.")
     ledger = Ledger(out, name, scale, given, also)
@@ -93,7 +129,10 @@ def begin(out: Path, name: str, scale: str, given: str | None = None, also: tupl
     before = open_folder(out)
     for what, then, now in (("study", before.name, name), ("scale", before.scale, scale)):
         if then != now:
-            raise LabError(f"{out} holds another study: its {what} was {then!r} and is {now!r} now. Give another --out, or delete it.")
+            raise LabError(
+                f"{out} holds another study: its {what} was {then!r} and is {now!r} now. Give "
+                "another --out, or delete it."
+            )
     if given is None and not also:
         ledger = replace(ledger, data=before.data, also=before.also)
     for key in before.digests:  # the same data may lie elsewhere by now, but it must be the same
@@ -103,7 +142,8 @@ def begin(out: Path, name: str, scale: str, given: str | None = None, also: tupl
             raise LabError(f"{out} was run with --data {before.data}; say again where that is.")
         if ledger.data_of(there) != before.digests[key]:
             raise LabError(
-                f"{out} holds the same study on other data: the digest of {ledger.data or place} (or of what else is validated on) is not "
+                f"{out} holds the same study on other data: the digest of {ledger.data or place} "
+                "(or of what else is validated on) is not "
                 "what it was. Give another --out, or bring the old data back."
             )
     return ledger

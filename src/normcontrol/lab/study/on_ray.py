@@ -1,7 +1,8 @@
-"""The cells of a study as Ray tasks: on the cluster that this machine belongs to, or on a local one.
+"""The cells of a study as Ray tasks: on the cluster that this machine belongs to, or on a local
+one.
 
-Each task trains in a folder of its own on its node and sends its record back; the data must be where all nodes see it. A
-cell that was under way when the study was stopped starts anew.
+Each task trains in a folder of its own on its node and sends its record back; the data must be
+where all nodes see it. A cell that was under way when the study was stopped starts anew.
 """
 
 from __future__ import annotations
@@ -23,15 +24,25 @@ from normcontrol.lab.study.runner import Execute, Job, run_cell
 
 @contextlib.contextmanager
 def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
-    """Run jobs on Ray, so many at a time; several share a GPU if there are more of them than GPUs."""
+    """Run jobs on Ray, so many at a time; several share a GPU if there are more of them than
+    GPUs."""
     try:
         import ray
     except ImportError:
-        raise LabError("--on ray was asked for, but Ray is not installed: pip install 'normcontrol[ray]'.") from None
+        raise LabError(
+            "--on ray was asked for, but Ray is not installed: pip install 'normcontrol[ray]'."
+        ) from None
     mine = not ray.is_initialized()
     if mine:
         address = os.environ.get("RAY_ADDRESS")
-        ray.init(**({"address": address} if address else {"num_cpus": workers, "include_dashboard": False}), log_to_driver=False)
+        ray.init(
+            **(
+                {"address": address}
+                if address
+                else {"num_cpus": workers, "include_dashboard": False}
+            ),
+            log_to_driver=False,
+        )
     gpus = min(ray.cluster_resources().get("GPU", 0) / workers, 1) if gpu else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_train)
 
@@ -45,10 +56,17 @@ def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
                 try:
                     yield job, ray.get(future)
                 except ray.exceptions.RayError as error:
-                    raise LabError(f"Ray lost {job.label}: {error}. Finished cells are safe: the same command goes on.") from None
+                    raise LabError(
+                        f"Ray lost {job.label}: {error}. Finished cells are safe: the same command "
+                        "goes on."
+                    ) from None
 
         for job in jobs:
-            placed = replace(job, config=job.config.with_(data=_absolute(job.config.data.data)), cache=job.cache.resolve())
+            placed = replace(
+                job,
+                config=job.config.with_(data=_absolute(job.config.data.data)),
+                cache=job.cache.resolve(),
+            )
             under_way[task.remote(placed)] = job
             if len(under_way) == workers:
                 yield from collect()

@@ -1,7 +1,8 @@
-"""What finished cells leave behind: one small JSONL file each, to be committed, and how a study's folder is read back.
+"""What finished cells leave behind: one small JSONL file each, to be committed, and how a study's
+folder is read back.
 
-The first line of a file says what was run, where, and how it ended; each further line is a curve. A file that cannot be
-read is named and left out, never guessed at.
+The first line of a file says what was run, where, and how it ended; each further line is a curve. A
+file that cannot be read is named and left out, never guessed at.
 """
 
 from __future__ import annotations
@@ -45,30 +46,51 @@ class Record:
         return self.status == "finished"
 
     def value(self, key: str = "val_loss") -> float:
-        """A final value; infinite for a run that diverged or failed, which is worse than any other."""
+        """A final value; infinite for a run that diverged or failed, which is worse than any
+        other."""
         return self.final.get(key, math.inf) if self.good else math.inf
 
 
-def summarise(id: str, config: Config, environment: dict[str, Any], lines: list[dict[str, Any]], seconds: float, error: str = "") -> Record:
+def summarise(
+    id: str,
+    config: Config,
+    environment: dict[str, Any],
+    lines: list[dict[str, Any]],
+    seconds: float,
+    error: str = "",
+) -> Record:
     """A record of a run from its metrics."""
     curves: dict[str, Curve] = {}
     by_class = sorted({key for line in lines for key in line if key.startswith(PREFIX)})
     for key in (*CURVES, *by_class):
-        points = [(line["step"], line[key]) for line in lines if key in line and "skipped" not in line]
+        points = [
+            (line["step"], line[key]) for line in lines if key in line and "skipped" not in line
+        ]
         curves[key] = ([step for step, _ in points], [value for _, value in points])
-    final = {key: line[key] for line in lines for key in line if key in ("loss", "ratio") or key.startswith("val_loss")}
+    final = {
+        key: line[key]
+        for line in lines
+        for key in line
+        if key in ("loss", "ratio") or key.startswith("val_loss")
+    }
     status = "finished"
     if error:
         status = "diverged" if "not finite" in error else "failed"
     elif not final.get("val_loss", math.inf) < curves["val_loss"][1][0]:
-        status, error = "diverged", "The validation loss after the last step is not below that of the untrained model."
+        status, error = (
+            "diverged",
+            "The validation loss after the last step is not below that of the untrained model.",
+        )
     skipped = max((line["skipped"] for line in lines if "skipped" in line), default=0)
     plain = {key: _placeless(value) for key, value in json.loads(json.dumps(config.flat())).items()}
-    return Record(id, plain, _public(environment), status, final, skipped, round(seconds, 2), error, curves)
+    return Record(
+        id, plain, _public(environment), status, final, skipped, round(seconds, 2), error, curves
+    )
 
 
 def _placeless(value: Any) -> Any:
-    """A path without where it lies, which is known to one machine alone; what the data is, its digest says."""
+    """A path without where it lies, which is known to one machine alone; what the data is, its
+    digest says."""
     if isinstance(value, list):
         return [_placeless(one) for one in value]
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
@@ -78,8 +100,15 @@ def _public(environment: dict[str, Any]) -> dict[str, Any]:
     """What readers elsewhere need of a run's environment: no paths of the machine."""
     if not environment:
         return {}
-    where = {"command": ["normcontrol", *_placeless(environment["command"][1:])], "platform": environment["platform"].split("-")[0]}
-    return {**environment, **where, "data": {**environment["data"], "folder": Path(environment["data"]["folder"]).name}}
+    where = {
+        "command": ["normcontrol", *_placeless(environment["command"][1:])],
+        "platform": environment["platform"].split("-")[0],
+    }
+    return {
+        **environment,
+        **where,
+        "data": {**environment["data"], "folder": Path(environment["data"]["folder"]).name},
+    }
 
 
 def write(folder: Path, record: Record, arm: str = "") -> Path:
@@ -88,7 +117,10 @@ def write(folder: Path, record: Record, arm: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     head = {key: value for key, value in vars(record).items() if key != "curves"}
     lines: list[dict[str, Any]] = [{"cell": arm, **head}]
-    lines += [{"curve": key, "steps": steps, "values": values} for key, (steps, values) in record.curves.items()]
+    lines += [
+        {"curve": key, "steps": steps, "values": values}
+        for key, (steps, values) in record.curves.items()
+    ]
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -102,18 +134,28 @@ def read(path: Path) -> Record:
     try:
         head, *rest = [json.loads(line) for line in path.read_text().splitlines()]
         curves = {line["curve"]: (line["steps"], line["values"]) for line in rest}
-        if any(len(steps) != len(values) for steps, values in curves.values()) or not set(CURVES) <= set(curves):
+        if any(len(steps) != len(values) for steps, values in curves.values()) or not set(
+            CURVES
+        ) <= set(curves):
             raise ValueError("its curves are not whole")
         del head["cell"]
         return Record(**head, curves=curves)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LabError(f"{path} cannot be read ({error}): it is left out. Delete it, and the study runs that cell again.") from None
+        raise LabError(
+            f"{path} cannot be read ({error}): it is left out. Delete it, and the study runs that "
+            "cell again."
+        ) from None
 
 
 class Results(Mapping[str, Record]):
     """The records of a study's folder by identity, and what was wrong with the others."""
 
-    def __init__(self, data: Callable[[Config], Data], records: Iterable[Record] = (), problems: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        data: Callable[[Config], Data],
+        records: Iterable[Record] = (),
+        problems: Iterable[str] = (),
+    ) -> None:
         self.data, self.problems = data, list(problems)
         self._records = {record.id: record for record in records}
 
@@ -136,7 +178,11 @@ class Results(Mapping[str, Record]):
         if record is None:
             return None
         mine = json.loads(json.dumps(cell.config.flat()))
-        same = all(record.config[key] == mine[key] for key in mine if key in record.config and key not in FREE | BY_DIGEST)
+        same = all(
+            record.config[key] == mine[key]
+            for key in mine
+            if key in record.config and key not in FREE | BY_DIGEST
+        )
         return record if same else None
 
     def done(self, cells: Iterable[Cell]) -> bool:
@@ -157,7 +203,10 @@ class Results(Mapping[str, Record]):
         trials = self.trials(cells)
         if not trials:
             return None
-        means = {name: statistics.fmean(record.value(key) for _, record in runs) for name, runs in trials.items()}
+        means = {
+            name: statistics.fmean(record.value(key) for _, record in runs)
+            for name, runs in trials.items()
+        }
         return trials[min(means, key=lambda name: means[name])][0][0]
 
     def __getitem__(self, id: str) -> Record:

@@ -1,4 +1,5 @@
-"""Runs what a study's folder says was run, anew, and compares: bit for bit on a CPU, within the noise of seeds on a GPU."""
+"""Runs what a study's folder says was run, anew, and compares: bit for bit on a CPU, within the
+noise of seeds on a GPU."""
 
 from __future__ import annotations
 
@@ -32,27 +33,55 @@ class Comparison:
     @property
     def same(self) -> bool:
         if self.noise is None:
-            return (self.now.status, self.now.final, self.now.curves) == (self.before.status, self.before.final, self.before.curves)
+            return (self.now.status, self.now.final, self.now.curves) == (
+                self.before.status,
+                self.before.final,
+                self.before.curves,
+            )
         return self.now.status == self.before.status and abs(self.moved) <= 2 * self.noise
 
     @property
     def moved(self) -> float:
-        return self.now.value() - self.before.value() if self.before.good and self.now.good else math.nan
+        return (
+            self.now.value() - self.before.value()
+            if self.before.good and self.now.good
+            else math.nan
+        )
 
     def __str__(self) -> str:
         if self.noise is None:
-            return f"{self.label}: {'the same, bit for bit' if self.same else f'another result, {self.moved:+.2e} in validation loss'}"
+            return (
+                f"{self.label}: "
+                f"{'the same, bit for bit' if self.same else f'another result, {self.moved:+.2e} in validation loss'}"
+            )
         verdict = "within the noise" if self.same else "beyond the noise"
-        return f"{self.label}: {self.moved:+.5f} in validation loss, {verdict} of seeds ({self.noise:.5f})"
+        return (
+            f"{self.label}: {self.moved:+.5f} in validation loss, {verdict} of seeds "
+            f"({self.noise:.5f})"
+        )
 
 
-def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = (), workers: int = 1) -> Iterator[Comparison]:
-    """Each finished cell of a study again, each with as many threads as it had: sums of several are rounded otherwise."""
+def replay(
+    ledger: Ledger, device: str = "auto", only: tuple[str, ...] = (), workers: int = 1
+) -> Iterator[Comparison]:
+    """Each finished cell of a study again, each with as many threads as it had: sums of several are
+    rounded otherwise."""
     done = ledger.results()
-    cells = [c for c in ledger.cells(done) if not only or any(text in f"{c.part} {c.label}" for text in only)]
-    found = {record.id: (cell, record) for cell in cells if (record := done.of(cell)) is not None and record.status != "failed"}
+    cells = [
+        c
+        for c in ledger.cells(done)
+        if not only or any(text in f"{c.part} {c.label}" for text in only)
+    ]
+    found = {
+        record.id: (cell, record)
+        for cell in cells
+        if (record := done.of(cell)) is not None and record.status != "failed"
+    }
     if not found:
-        raise LabError(f"There is nothing to replay in {ledger.out}: no finished cell of the study that it names.")
+        raise LabError(
+            f"There is nothing to replay in {ledger.out}: no finished cell of the study that it "
+            "names."
+        )
     exact = choose(device).type == "cpu"
     noise = None if exact else seed_noise(Evidence(ledger.cells(done), done))
     with tempfile.TemporaryDirectory() as work, local(workers) as execute:
@@ -60,7 +89,14 @@ def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = (), wor
         def again(cell: Cell, record: Record) -> Job:
             where = {key: value for key, value in cell.config.flat().items() if key in BY_DIGEST}
             config = config_of(record).with_(**where, device=device, tensorboard=False, wandb="")
-            return Job(record.id, cell.label, config, Path(work) / record.id, ledger.cache, record.environment.get("threads"))
+            return Job(
+                record.id,
+                cell.label,
+                config,
+                Path(work) / record.id,
+                ledger.cache,
+                record.environment.get("threads"),
+            )
 
         for job, now in execute(again(*one) for one in found.values()):
             if now is None:
@@ -69,9 +105,17 @@ def replay(ledger: Ledger, device: str = "auto", only: tuple[str, ...] = (), wor
 
 
 def seed_noise(evidence: Evidence) -> float:
-    """The standard deviation of final losses over seeds, pooled over the trials that have several."""
-    trials = [trial for arm in dict.fromkeys(cell.arm for cell in evidence.cells) for trial in evidence.trials(arm)]
+    """The standard deviation of final losses over seeds, pooled over the trials that have
+    several."""
+    trials = [
+        trial
+        for arm in dict.fromkeys(cell.arm for cell in evidence.cells)
+        for trial in evidence.trials(arm)
+    ]
     variances = [spread**2 for trial in trials if (spread := trial.spread()) is not None]
     if not variances:
-        raise LabError("No trial has several seeds, so the noise that a replay on a GPU may show is not known. Replay on a CPU.")
+        raise LabError(
+            "No trial has several seeds, so the noise that a replay on a GPU may show is not "
+            "known. Replay on a CPU."
+        )
     return math.sqrt(statistics.fmean(variances))

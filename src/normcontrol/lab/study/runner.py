@@ -1,7 +1,9 @@
-"""Runs the cells of a study: those that are not finished, in their order, on one or several workers.
+"""Runs the cells of a study: those that are not finished, in their order, on one or several
+workers.
 
-A worker is a process that trains one cell after the other. Here it is decided what is started and when to stop; how a
-cell is trained is the training loop's affair, and where its numbers go that of ``results``.
+A worker is a process that trains one cell after the other. Here it is decided what is started and
+when to stop; how a cell is trained is the training loop's affair, and where its numbers go that of
+``results``.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ _warm = Warm()
 
 
 def run_cell(job: Job, show: Show = lambda label, status: None) -> Record | None:
-    """Train one cell; None when it was stopped (and saved) before its end. What goes wrong is a record too."""
+    """Train one cell; None when it was stopped (and saved) before its end. What goes wrong is a
+    record too."""
     started, error, spent = time.perf_counter(), "", job.work / SPENT
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads or threads)
@@ -68,11 +71,20 @@ def run_cell(job: Job, show: Show = lambda label, status: None) -> Record | None
     def seconds() -> float:
         return time.perf_counter() - started + (float(spent.read_text()) if spent.exists() else 0.0)
 
-    if (job.work / CONFIG).exists() and not set(differences(Config.load(job.work / CONFIG), job.config)) <= FREE:
+    if (job.work / CONFIG).exists() and not set(
+        differences(Config.load(job.work / CONFIG), job.config)
+    ) <= FREE:
         shutil.rmtree(job.work)  # the data moved: what was begun cannot be gone on with
     try:
         going_on = (job.work / CONFIG).exists()
-        if not train(job.config, job.work, resume=going_on, display=lambda s: show(job.label, s), cache=job.cache, warm=_warm):
+        if not train(
+            job.config,
+            job.work,
+            resume=going_on,
+            display=lambda s: show(job.label, s),
+            cache=job.cache,
+            warm=_warm,
+        ):
             spent.write_text(str(seconds()))
             return None
     except LabError as problem:
@@ -82,7 +94,11 @@ def run_cell(job: Job, show: Show = lambda label, status: None) -> Record | None
     finally:
         torch.set_num_threads(threads)
     lines = metrics.read(job.work)
-    environment = json.loads((job.work / ENVIRONMENT).read_text()) if (job.work / ENVIRONMENT).exists() else {}
+    environment = (
+        json.loads((job.work / ENVIRONMENT).read_text())
+        if (job.work / ENVIRONMENT).exists()
+        else {}
+    )
     record = results.summarise(job.id, job.config, environment, lines, seconds(), error)
     shutil.rmtree(job.work, ignore_errors=True)
     return record
@@ -110,9 +126,17 @@ class Runner:
         only: tuple[str, ...] = (),
         limit_minutes: float | None = None,
         show: Show = lambda label, status: None,
-        finished: Callable[[Cell, Record, int, int], None] = lambda cell, record, done, wanted: None,
+        finished: Callable[[Cell, Record, int, int], None] = lambda cell, record, done, wanted: (
+            None
+        ),
     ) -> None:
-        self.ledger, self.device, self.workers, self.on, self.only = ledger, device, workers, on, only
+        self.ledger, self.device, self.workers, self.on, self.only = (
+            ledger,
+            device,
+            workers,
+            on,
+            only,
+        )
         self.deadline = None if limit_minutes is None else time.monotonic() + 60 * limit_minutes
         self.show, self.finished = show, finished
         self.stopped, self._tried = "", set[str]()
@@ -125,7 +149,11 @@ class Runner:
             while not self.stopped:
                 cells = self._wanted(done)
                 self.ledger.save()  # by now the digests of its data are known
-                todo = {i: c for i, c in cells.items() if i not in self._tried and not self._has(done, c)}
+                todo = {
+                    i: c
+                    for i, c in cells.items()
+                    if i not in self._tried and not self._has(done, c)
+                }
                 if not todo:
                     break
                 for job, record in execute(self._jobs(todo, interrupted)):
@@ -136,7 +164,12 @@ class Runner:
                     results.write(self.ledger.out, record, job.label)
                     done.add(record)
                     self._speeds.append(record.seconds / _work(job.config))
-                    self.finished(todo[job.id], record, sum(self._has(done, c) for c in cells.values()), len(cells))
+                    self.finished(
+                        todo[job.id],
+                        record,
+                        sum(self._has(done, c) for c in cells.values()),
+                        len(cells),
+                    )
         cells = self._wanted(done)
         finished = sum(self._has(done, c) for c in cells.values())
         with contextlib.suppress(OSError):
@@ -145,10 +178,15 @@ class Runner:
 
     def _wanted(self, done: Results) -> dict[str, Cell]:
         cells = unique(self.ledger.cells(done), self.ledger.data_of)
-        return {i: c for i, c in cells.items() if not self.only or any(text in f"{c.part} {c.label}" for text in self.only)}
+        return {
+            i: c
+            for i, c in cells.items()
+            if not self.only or any(text in f"{c.part} {c.label}" for text in self.only)
+        }
 
     def _has(self, done: Results, cell: Cell) -> bool:
-        """Failed cells, as opposed to those that diverged, are worth another try at the next call."""
+        """Failed cells, as opposed to those that diverged, are worth another try at the next
+        call."""
         record = done.of(cell)
         return record is not None and record.status != "failed"
 
@@ -157,7 +195,10 @@ class Runner:
         for id, cell in todo.items():
             if interrupted():
                 self.stopped = self.stopped or "stopped by hand"
-            if self.deadline is not None and time.monotonic() + MARGIN * self._expected(cell.config) > self.deadline:
+            if (
+                self.deadline is not None
+                and time.monotonic() + MARGIN * self._expected(cell.config) > self.deadline
+            ):
                 self.stopped = self.stopped or "the time is up"
             if self.stopped:
                 return
@@ -165,13 +206,18 @@ class Runner:
             yield Job(id, cell.label, config, self.ledger.out / WORK / id, self.ledger.cache)
 
     def _expected(self, config: Config) -> float:
-        """Seconds that a cell will take, by the slowest of the last ones; 0 while nothing is known."""
+        """Seconds that a cell will take, by the slowest of the last ones; 0 while nothing is
+        known."""
         return max(self._speeds[-4:], default=0.0) * _work(config)
 
     def _known_speeds(self, done: Results) -> list[float]:
         here = describe(choose(self.device))
         same = [r for r in done.values() if r.good and r.environment.get("device") == here]
-        return [r.seconds / _work(Config().with_(**{k: r.config[k] for k in ("steps", "tokens_per_step")})) for r in same]
+        return [
+            r.seconds
+            / _work(Config().with_(**{k: r.config[k] for k in ("steps", "tokens_per_step")}))
+            for r in same
+        ]
 
     def _executor(self) -> contextlib.AbstractContextManager[Execute]:
         if self.on == "ray":
@@ -189,7 +235,9 @@ def _work(config: Config) -> float:
 Execute = Callable[[Iterator[Job]], Iterator[tuple[Job, "Record | None"]]]
 
 
-def local(workers: int, show: Show = lambda label, status: None) -> contextlib.AbstractContextManager[Execute]:
+def local(
+    workers: int, show: Show = lambda label, status: None
+) -> contextlib.AbstractContextManager[Execute]:
     """On this machine: in this process, or in several."""
     return in_turn(show) if workers == 1 else pool(workers, show)
 
@@ -203,7 +251,9 @@ def in_turn(show: Show) -> Iterator[Execute]:
 @contextlib.contextmanager
 def pool(workers: int, show: Show) -> Iterator[Execute]:
     """Several processes on this machine, each with its share of the cores."""
-    context = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU, nor torch's threads
+    context = multiprocessing.get_context(
+        "spawn"
+    )  # a forked process cannot use a GPU, nor torch's threads
     said: Any = context.Queue()
     threads = max(cores() // workers, 1)
     listener = threading.Thread(target=_listen, args=(said, show), daemon=True)
@@ -218,7 +268,9 @@ def pool(workers: int, show: Show) -> Iterator[Execute]:
         while under_way:
             yield from _collect(under_way)
 
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(said, threads)) as executor:
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_start, initargs=(said, threads)
+    ) as executor:
         yield execute
     said.put(None)
     listener.join()
@@ -232,7 +284,8 @@ def _collect(under_way: dict[Future[Record | None], Job]) -> Iterator[tuple[Job,
             yield job, future.result()
         except BrokenProcessPool:
             raise LabError(
-                f"A worker was killed while it ran {job.label}; memory is the usual reason. Finished cells are safe: give the same command "
+                f"A worker was killed while it ran {job.label}; memory is the usual reason. "
+                "Finished cells are safe: give the same command "
                 "again, with fewer --workers."
             ) from None
 

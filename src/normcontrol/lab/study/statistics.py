@@ -1,4 +1,5 @@
-"""Paired differences with their number and 95 % interval, and the other numbers that a claim is reported with.
+"""Paired differences with their number and 95 % interval, and the other numbers that a claim is
+reported with.
 
 Plain arithmetic on lists of losses; it knows nothing of runs or studies.
 """
@@ -36,7 +37,8 @@ class Difference:
     mean: float
     half: float | None  # half the width of the 95 % interval
     detectable: float | None = None
-    """The true difference that so many pairs with this spread would show in four of five studies."""
+    """The true difference that so many pairs with this spread would show in four of five
+    studies."""
 
     @property
     def shown(self) -> bool:
@@ -73,12 +75,15 @@ def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
 
 
 def steps_to(steps: Sequence[int], losses: Sequence[float], level: float) -> float | None:
-    """When a loss curve first comes down to a level, straight lines between its points; None if it never does.
+    """When a loss curve first comes down to a level, straight lines between its points; None if it
+    never does.
 
     >>> steps_to([0, 100, 200], [4.0, 3.0, 2.5], 2.75)
     150.0
     """
-    for (start, high), (end, low) in zip(zip(steps, losses, strict=True), zip(steps[1:], losses[1:], strict=True), strict=False):
+    for (start, high), (end, low) in zip(
+        zip(steps, losses, strict=True), zip(steps[1:], losses[1:], strict=True), strict=False
+    ):
         if high <= level:
             return float(start)
         if low <= level:
@@ -103,7 +108,8 @@ def best_of(losses: Sequence[float]) -> list[float]:
 
 
 def lowest_point(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Where the parabola through the lowest of some points and its neighbours is lowest; an end of the grid, if it is there.
+    """Where the parabola through the lowest of some points and its neighbours is lowest; an end of
+    the grid, if it is there.
 
     >>> round(lowest_point([0.0, 1.0, 2.0], [1.21, 0.01, 0.81]), 9)
     1.1
@@ -112,7 +118,9 @@ def lowest_point(xs: Sequence[float], ys: Sequence[float]) -> float:
     """
     points = sorted(zip(xs, ys, strict=True))
     best = min(range(len(points)), key=lambda i: points[i][1])
-    if best in (0, len(points) - 1) or not all(math.isfinite(y) for _, y in points[best - 1 : best + 2]):
+    if best in (0, len(points) - 1) or not all(
+        math.isfinite(y) for _, y in points[best - 1 : best + 2]
+    ):
         return points[best][0]
     (x0, y0), (x1, y1), (x2, y2) = points[best - 1 : best + 2]
     left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)

@@ -1,1 +1,2 @@
-"""One run: the loop, the model, the loss, the optimizers, checkpoints, the run folder, metrics, devices."""
+"""One run: the loop, the model, the loss, the optimizers, checkpoints, the run folder, metrics,
+devices."""

@@ -1,8 +1,9 @@
 """Checkpoints that are whole or not there, and that know whether they are still what was written.
 
-A checkpoint is one file of torch.save, ``step-00000500-3f9a....pt``. It is written beside its place, fsynced, and
-renamed to a name that holds its step and the SHA-256 of its bytes: there is no moment at which a half-written file
-bears such a name, and any changed bit contradicts it. Loading runs no code from the file (``weights_only=True``).
+A checkpoint is one file of torch.save, ``step-00000500-3f9a....pt``. It is written beside its
+place, fsynced, and renamed to a name that holds its step and the SHA-256 of its bytes: there is no
+moment at which a half-written file bears such a name, and any changed bit contradicts it. Loading
+runs no code from the file (``weights_only=True``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ KEPT = 2
 
 
 class _Hashing:
-    """A file that hashes what is written to it, on the way to the disk: what the disk makes of it is not trusted."""
+    """A file that hashes what is written to it, on the way to the disk: what the disk makes of it
+    is not trusted."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest = file, hashlib.sha256()
@@ -39,7 +41,8 @@ class _Hashing:
 
 
 def save(folder: Path, step: int, content: dict[str, Any]) -> Path:
-    """Write a checkpoint and delete those older than the last good one. If it cannot be written, nothing is lost."""
+    """Write a checkpoint and delete those older than the last good one. If it cannot be written,
+    nothing is lost."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"step-{step:08d}.tmp"
     try:
@@ -62,38 +65,55 @@ def _cannot_write(folder: Path, step: int, error: BaseException) -> str:
     free = shutil.disk_usage(folder).free / 1e9
     earlier = found(folder)
     intact = (
-        f"The earlier checkpoint {earlier[-1].name} is intact: free some space and go on from it with"
+        f"The earlier checkpoint {earlier[-1].name} is intact: free some space and go on from it "
+        "with"
         if earlier
         else "Free some space, then"
     )
     return (
-        f"The checkpoint of step {step} could not be written to {folder} ({error}); {free:.1f} GB are free there. {intact} "
+        f"The checkpoint of step {step} could not be written to {folder} ({error}); {free:.1f} GB "
+        f"are free there. {intact} "
         f"`normcontrol train --resume {folder.parent}`."
     )
 
 
 def found(folder: Path) -> list[Path]:
     """The finished checkpoints, oldest first."""
-    return sorted(path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)) if folder.exists() else []
+    return (
+        sorted(path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name))
+        if folder.exists()
+        else []
+    )
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, if it still is what was written."""
     name = NAME.fullmatch(path.name)
     if name is None:
-        raise LabError(f"{path} is not a checkpoint of this laboratory: its name should be like step-00000500-0123456789abcdef.pt.")
+        raise LabError(
+            f"{path} is not a checkpoint of this laboratory: its name should be like "
+            "step-00000500-0123456789abcdef.pt."
+        )
     if sha256(path)[:16] != name[2]:
         others = [other for other in found(path.parent) if other != path and _whole(other)]
         offer = (
-            f"The last good one is {others[-1].name}: delete or move the damaged file, and a resume goes on from there."
+            f"The last good one is {others[-1].name}: delete or move the damaged file, and a "
+            "resume goes on from there."
             if others
-            else "There is no other checkpoint in the folder: restore this one from a copy, or start a new run."
+            else "There is no other checkpoint in the folder: restore this one from a copy, or "
+            "start a new run."
         )
-        raise LabError(f"The checkpoint {path} is damaged: its bytes do not match the checksum in its name. {offer}")
+        raise LabError(
+            f"The checkpoint {path} is damaged: its bytes do not match the checksum in its name. "
+            f"{offer}"
+        )
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise LabError(f"The checkpoint {path} holds more than tensors and plain data, and could run code: it is not loaded.") from None
+        raise LabError(
+            f"The checkpoint {path} holds more than tensors and plain data, and could run code: it "
+            "is not loaded."
+        ) from None
 
 
 def _whole(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """One typed config for everything a run depends on, and the presets.
 
-The command line is made from these dataclasses: a field is a flag, and the text under it is its help. A run folder
-stores the whole config as JSON, which is all that a resume needs.
+The command line is made from these dataclasses: a field is a flag, and the text under it is its
+help. A run folder stores the whole config as JSON, which is all that a resume needs.
 """
 
 from __future__ import annotations
@@ -44,18 +44,20 @@ class Data:
     """What it is trained on, and how much of it at a step."""
 
     data: str = "python"
-    """A folder made by `normcontrol prepare`, a folder with nanoGPT's train.bin and val.bin, or "python": the standard library of the
-    Python that runs, its sources and docs."""
+    """A folder made by `normcontrol prepare`, a folder with nanoGPT's train.bin and val.bin, or
+    "python": the standard library of the Python that runs, its sources and docs."""
     tokenizer: str = "bpe:1024"
     """For "python" only: "gpt2", "bytes", or "bpe:SIZE" to train one on the corpus."""
     data_seed: int = 0
-    """Seed of the order of the data. Runs with the same seed see the same batch at the same step, whatever else differs."""
+    """Seed of the order of the data. Runs with the same seed see the same batch at the same step,
+    whatever else differs."""
     tokens_per_step: int = 491_520
     """Tokens in a batch, over all processes."""
     micro_batch: int = 16
     """Sequences that one process computes at a time. Only memory and speed depend on it."""
     also_validate: tuple[str, ...] = ()
-    """Other data to validate on after the last step: folders like those for --data, of which val.bin alone is enough."""
+    """Other data to validate on after the last step: folders like those for --data, of which
+    val.bin alone is enough."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,15 @@ class Optim:
     """The optimizer, its learning rate, and the control of the norm."""
 
     optimizer: str = "AdamWN"
-    """AdamWN, any other method of `normcontrol methods`, or any optimizer of torch.optim, by name."""
+    """AdamWN, any other method of `normcontrol methods`, or any optimizer of torch.optim, by
+    name."""
     lr: float = 1e-3
     """Peak learning rate."""
     min_lr: float = 0.1
     """Final learning rate, as a share of the peak."""
     schedule: Literal["cosine", "wsd"] = "cosine"
-    """After the warm-up: along a cosine to the final rate, or stable and then straight down to it (wsd)."""
+    """After the warm-up: along a cosine to the final rate, or stable and then straight down to it
+    (wsd)."""
     warmup: int = 2000
     """Steps over which the learning rate grows from zero to its peak."""
     decay: float = 0.2
@@ -81,7 +85,8 @@ class Optim:
     clip: float = 1.0
     """Largest norm of the gradient; 0 for none."""
     ratio: float | None = None
-    """Hold the norm of the matrices at this multiple of their initial norm (r_t); works with every optimizer. AdamWN's default is 2."""
+    """Hold the norm of the matrices at this multiple of their initial norm (r_t); works with every
+    optimizer. AdamWN's default is 2."""
     ratio_start: float = 1.0
     """The ratio that the ramp starts from."""
     ramp: int = 2500
@@ -105,13 +110,16 @@ class Run:
     eval_every: int = 1000
     """Steps between evaluations over the whole validation split."""
     checkpoint_every: int = 1000
-    """Steps between checkpoints; one is always written at the end, and on Ctrl-C. 0: on Ctrl-C only."""
+    """Steps between checkpoints; one is always written at the end, and on Ctrl-C. 0: on Ctrl-C
+    only."""
     device: str = "auto"
     """"cpu", "cuda", "cuda:1"...; "auto" takes a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16 computes under autocast over fp32 weights; "auto" takes it where the device is fast at it."""
+    """bf16 computes under autocast over fp32 weights; "auto" takes it where the device is fast at
+    it."""
     compile: bool = True
-    """torch.compile the model. On CPU it is never compiled: that would take longer than a tiny run."""
+    """torch.compile the model. On CPU it is never compiled: that would take longer than a tiny
+    run."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp) or shard it (fsdp)."""
     tensorboard: bool = False
@@ -131,7 +139,9 @@ class Config:
 
     def flat(self) -> dict[str, Any]:
         """All fields by their own names, which are unique."""
-        return {key: value for part in dataclasses.asdict(self).values() for key, value in part.items()}
+        return {
+            key: value for part in dataclasses.asdict(self).values() for key, value in part.items()
+        }
 
     def with_(self, **changes: Any) -> Config:
         """A copy with some fields changed, by their own names.
@@ -154,14 +164,25 @@ class Config:
 
     @classmethod
     def load(cls, path: Path) -> Config:
-        """Read a config that :meth:`save` wrote; keys this version does not know are refused by name."""
+        """Read a config that :meth:`save` wrote; keys this version does not know are refused by
+        name."""
         try:
             stored = json.loads(path.read_text())
         except FileNotFoundError:
-            raise LabError(f"{path.parent} holds no run: there is no {path.name} in it. Give the folder of a run.") from None
+            raise LabError(
+                f"{path.parent} holds no run: there is no {path.name} in it. Give the folder of a "
+                "run."
+            ) from None
         except ValueError as error:
-            raise LabError(f"{path} is not readable as JSON ({error}): restore it from a copy, or start a new run.") from None
-        flat = {key: tuple(value) if isinstance(value, list) else value for part in stored.values() for key, value in part.items()}
+            raise LabError(
+                f"{path} is not readable as JSON ({error}): restore it from a copy, or start a new "
+                "run."
+            ) from None
+        flat = {
+            key: tuple(value) if isinstance(value, list) else value
+            for part in stored.values()
+            for key, value in part.items()
+        }
         return cls().with_(**flat)
 
 
@@ -169,7 +190,10 @@ def check(config: Config) -> None:
     """Refuse what cannot be run, before anything is spent on it."""
     m, d, o, r = config.model, config.data, config.optim, config.run
     if m.width % m.heads:
-        raise LabError(f"width={m.width} is not divisible by heads={m.heads}: each head takes an equal share. Change one of them.")
+        raise LabError(
+            f"width={m.width} is not divisible by heads={m.heads}: each head takes an equal share. "
+            "Change one of them."
+        )
     for name in (
         "layers",
         "heads",
@@ -184,20 +208,29 @@ def check(config: Config) -> None:
         if config.flat()[name] < 1:
             raise LabError(f"{name}={config.flat()[name]}: it must be 1 or more.")
     if r.checkpoint_every < 0:
-        raise LabError(f"checkpoint_every={r.checkpoint_every}: it must be 1 or more, or 0 for none.")
+        raise LabError(
+            f"checkpoint_every={r.checkpoint_every}: it must be 1 or more, or 0 for none."
+        )
     for name in ("lr", "init_scale"):
         if not config.flat()[name] > 0:
             raise LabError(f"{name}={config.flat()[name]}: it must be above 0.")
     if d.tokens_per_step % m.context:
         below = max(d.tokens_per_step // m.context, 1) * m.context
         raise LabError(
-            f"tokens_per_step={d.tokens_per_step} is not divisible by context={m.context}: a batch is whole sequences. "
+            f"tokens_per_step={d.tokens_per_step} is not divisible by context={m.context}: a batch "
+            "is whole sequences. "
             f"Use {below} or {below + m.context}."
         )
     if o.warmup >= r.steps:
-        raise LabError(f"warmup={o.warmup} leaves nothing of steps={r.steps}: use a shorter warm-up, {max(r.steps // 20, 1)} for example.")
+        raise LabError(
+            f"warmup={o.warmup} leaves nothing of steps={r.steps}: use a shorter warm-up, "
+            f"{max(r.steps // 20, 1)} for example."
+        )
     if o.schedule == "wsd" and not 0 < o.decay <= 1:
-        raise LabError(f"decay={o.decay}: it is the share of the steps that wsd's final descent takes. Give a number in (0, 1].")
+        raise LabError(
+            f"decay={o.decay}: it is the share of the steps that wsd's final descent takes. Give a "
+            "number in (0, 1]."
+        )
 
 
 TINY = Config(

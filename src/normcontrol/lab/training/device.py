@@ -1,4 +1,5 @@
-"""The device: which one, how it computes, what its peak is, and what to say when its memory is full."""
+"""The device: which one, how it computes, what its peak is, and what to say when its memory is
+full."""
 
 from __future__ import annotations
 
@@ -37,10 +38,15 @@ def choose(name: str, local_rank: int = 0) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise LabError(f"device={name!r} is not a device that torch knows. Give auto, cpu, cuda, or cuda:1.") from None
+        raise LabError(
+            f"device={name!r} is not a device that torch knows. Give auto, cpu, cuda, or cuda:1."
+        ) from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise LabError(f"device={name!r} was asked for, but torch sees no GPU here. Use --device cpu, or a torch built for your GPU.")
+            raise LabError(
+                f"device={name!r} was asked for, but torch sees no GPU here. Use --device cpu, or "
+                "a torch built for your GPU."
+            )
         if device.index is None:
             device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -48,17 +54,23 @@ def choose(name: str, local_rank: int = 0) -> torch.device:
 
 
 def precision(asked: str, device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast, or None for plain fp32. A CPU without bf16 units is slower in bf16, so it is refused there."""
+    """The dtype of autocast, or None for plain fp32. A CPU without bf16 units is slower in bf16, so
+    it is refused there."""
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         fast = device.type == "cpu" and torch.cpu._is_amx_tile_supported()
     if asked == "bf16" and not fast:
         raise LabError(
-            f"precision=bf16 was asked for, but {describe(device)} has no bf16 matrix units and would be slower than in fp32. Use "
+            f"precision=bf16 was asked for, but {describe(device)} has no bf16 matrix units and "
+            "would be slower than in fp32. Use "
             "--precision fp32."
         )
-    return torch.bfloat16 if asked == "bf16" or (asked == "auto" and fast and device.type == "cuda") else None
+    return (
+        torch.bfloat16
+        if asked == "bf16" or (asked == "auto" and fast and device.type == "cuda")
+        else None
+    )
 
 
 def describe(device: torch.device) -> str:
@@ -67,13 +79,16 @@ def describe(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     try:
         with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The card's dense bf16 peak, or None where it is not known: an MFU against a guess would be a guess."""
+    """The card's dense bf16 peak, or None where it is not known: an MFU against a guess would be a
+    guess."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -81,10 +96,16 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def attention(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """On a GPU, attention by cuDNN's kernel if it has one that fits, else by torch's own choice: on Hopper it is the fastest."""
+    """On a GPU, attention by cuDNN's kernel if it has one that fits, else by torch's own choice: on
+    Hopper it is the fastest."""
     if device.type != "cuda":
         return contextlib.nullcontext()
-    kernels = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    kernels = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
     return sdpa_kernel(kernels, set_priority=True)
 
 
@@ -96,11 +117,16 @@ def memory_advice(config: Config) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         micro = config.data.micro_batch
         knob = (
-            f"Halve the micro-batch, --micro-batch {micro // 2}: it changes memory and speed, and nothing else"
+            f"Halve the micro-batch, --micro-batch {micro // 2}: it changes memory and speed, and "
+            "nothing else"
             if micro > 1
-            else "The micro-batch is 1 already: shard the model over more GPUs (--parallel fsdp), or use a shorter --context"
+            else "The micro-batch is 1 already: shard the model over more GPUs (--parallel fsdp), "
+            "or use a shorter --context"
         )
-        raise LabError(f"The GPU's memory is full at micro_batch={micro}. {knob}. ({str(error).splitlines()[0]})") from None
+        raise LabError(
+            f"The GPU's memory is full at micro_batch={micro}. {knob}. "
+            f"({str(error).splitlines()[0]})"
+        ) from None
 
 
 class Stopwatch:

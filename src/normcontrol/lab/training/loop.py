@@ -1,7 +1,7 @@
 """The training loop, from top to bottom: data in, weights and metrics out.
 
-Everything that a run depends on is in its config; what the loop writes is enough to go on from any moment at which it
-may be stopped, and to end in the same bits.
+Everything that a run depends on is in its config; what the loop writes is enough to go on from any
+moment at which it may be stopped, and to end in the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint, parallel
 from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config, check
-from normcontrol.lab.training.device import Stopwatch, attention, choose, memory_advice, peak_flops, precision
+from normcontrol.lab.training.device import (
+    Stopwatch,
+    attention,
+    choose,
+    memory_advice,
+    peak_flops,
+    precision,
+)
 from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import Log
 from normcontrol.lab.training.model import GPT
@@ -73,7 +80,8 @@ def train(
     cache: Path | None = None,
     warm: Warm | None = None,
 ) -> bool:
-    """Train as ``config`` says in the run folder ``out``; True when finished, False when stopped and saved before that.
+    """Train as ``config`` says in the run folder ``out``; True when finished, False when stopped
+    and saved before that.
 
     Runs that are given the same ``warm`` use one compiled model, if its shape is the same.
     """
@@ -89,7 +97,17 @@ def train(
     world.wait()
     lock = held(out) if world.first else contextlib.nullcontext()
     with lock, memory_advice(config), attention(device), interruptible() as interrupted:
-        return _train(config, out, world, device, dtype, display, interrupted, cache or out.parent / "data", warm or Warm())
+        return _train(
+            config,
+            out,
+            world,
+            device,
+            dtype,
+            display,
+            interrupted,
+            cache or out.parent / "data",
+            warm or Warm(),
+        )
 
 
 def _train(
@@ -111,7 +129,8 @@ def _train(
     held_out = data.validation(dataset.val, config.model.context)
     others = [data.load_validation(given, dataset) for given in config.data.also_validate]
 
-    # Model: initialised on the CPU, then scaled, moved, and spread. The ratio is of the norm before it was scaled.
+    # Model: initialised on the CPU, then scaled, moved, and spread. The ratio is of the norm before
+    # it was scaled.
     model = GPT.initialised(config.model, data.padded(dataset.vocab))
     initial_norm = weight_norm(model)
     if config.model.init_scale != 1:
@@ -126,7 +145,10 @@ def _train(
     if newest is not None:
         state = checkpoint.load(newest)
         if state["data"] != dataset.digest:
-            raise LabError(f"The data in {dataset.folder} is not what {out} was trained on: its digest differs. Bring the old data back.")
+            raise LabError(
+                f"The data in {dataset.folder} is not what {out} was trained on: its digest "
+                "differs. Bring the old data back."
+            )
         parallel.load_state(model, optimizers, state)
         first, skipped, logged = state["step"] + 1, state["skipped"], state["logged"]
         del state
@@ -136,7 +158,8 @@ def _train(
         write_environment(out, describe_run(device, world.size, dataset))
         keep_tokenizer(dataset.folder, out)
 
-    # How it is computed: fp32 weights, bf16 autocast where the device is good at it, compiled on GPUs.
+    # How it is computed: fp32 weights, bf16 autocast where the device is good at it, compiled on
+    # GPUs.
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -148,7 +171,13 @@ def _train(
     def save(step: int) -> None:
         state = parallel.state_of(model, optimizers)
         if world.first:
-            about = {"step": step, "skipped": skipped, "logged": log.size(), "data": dataset.digest, "config": config.flat()}
+            about = {
+                "step": step,
+                "skipped": skipped,
+                "logged": log.size(),
+                "data": dataset.digest,
+                "config": config.flat(),
+            }
             checkpoint.save(out / CHECKPOINTS, step, {**about, **state})
         world.wait()
 
@@ -157,8 +186,15 @@ def _train(
 
     steps = config.run.steps
     if first == 1:
-        log.write(0, val_loss=evaluate_on(held_out), ratio=weight_norm(model, world) / initial_norm, **telemetry.norms())
-    feed = data.feed(batches, mine, micro, device, range(first - 1, steps))  # batches count from 0, steps from 1
+        log.write(
+            0,
+            val_loss=evaluate_on(held_out),
+            ratio=weight_norm(model, world) / initial_norm,
+            **telemetry.norms(),
+        )
+    feed = data.feed(
+        batches, mine, micro, device, range(first - 1, steps)
+    )  # batches count from 0, steps from 1
     accumulation = (mine.stop - mine.start) // micro
     bad: deque[dict[str, Any]] = deque(maxlen=PATIENCE)
     watch, val_loss = Stopwatch(), None
@@ -182,14 +218,17 @@ def _train(
                 part.backward()
             loss += part.detach()
         loss = world.mean(loss)
-        grad_norm = parallel.whole(nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf))
+        grad_norm = parallel.whole(
+            nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip or math.inf)
+        )
 
         last = step == steps
         evaluates = step % config.run.eval_every == 0 or last
         seen: dict[str, float] = {}  # what a step that is evaluated did to the weights
 
-        # The one wait for the device in a step: is this one to be applied? By now the next batch is on its way, and if the optimizers
-        # can read the answer on the device, so is the step itself.
+        # The one wait for the device in a step: is this one to be applied? By now the next batch is
+        # on its way, and if the optimizers can read the answer on the device, so is the step
+        # itself.
         finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         before = telemetry.copy() if evaluates else []
         if early:
@@ -199,7 +238,11 @@ def _train(
                 for optimizer in optimizers:
                     optimizer.step()
             if evaluates:
-                seen = {**telemetry.norms(), "angle": telemetry.angle(before), **effective_decay(optimizers, lr)}
+                seen = {
+                    **telemetry.norms(),
+                    "angle": telemetry.angle(before),
+                    **effective_decay(optimizers, lr),
+                }
             bad.clear()
         else:
             skipped += 1
@@ -216,14 +259,22 @@ def _train(
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
             target = optim.target_at(config.optim, step)
-            aim = {} if target is None else {"ratio/target": target}  # trackers draw the ratio against it
+            aim = (
+                {} if target is None else {"ratio/target": target}
+            )  # trackers draw the ratio against it
             if not bad:
-                log.write(step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio, **aim)
+                log.write(
+                    step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio, **aim
+                )
             log.time(step, tokens_per_second=speed, mfu="unknown" if mfu is None else mfu)
             display(Status(step, steps, float(loss), ratio, target, val_loss, speed, mfu))
         if evaluates:
             val_loss = evaluate_on(held_out)
-            elsewhere = {f"val_loss_{name}": evaluate_on(data.validation(t, config.model.context)) for name, t, _ in others if last}
+            elsewhere = {
+                f"val_loss_{name}": evaluate_on(data.validation(t, config.model.context))
+                for name, t, _ in others
+                if last
+            }
             log.write(step, val_loss=val_loss, **elsewhere, **seen)
             watch = Stopwatch()
         stop = world.any(interrupted(), device)
@@ -240,13 +291,16 @@ def _train(
 
 
 def steps_early(optimizers: list[Optimizer], device: torch.device) -> bool:
-    """Whether steps can be on their way before it is known that they are to be applied: on a GPU, which would have to wait for
-    the host otherwise, by optimizers that know GradScaler's flag."""
-    return device.type == "cuda" and all(getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers)
+    """Whether steps can be on their way before it is known that they are to be applied: on a GPU,
+    which would have to wait for the host otherwise, by optimizers that know GradScaler's flag."""
+    return device.type == "cuda" and all(
+        getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers
+    )
 
 
 def step_where(finite: Tensor, optimizers: list[Optimizer]) -> None:
-    """A step of the optimizers if ``finite`` says so on the device. They are told as GradScaler would tell them."""
+    """A step of the optimizers if ``finite`` says so on the device. They are told as GradScaler
+    would tell them."""
     for optimizer in optimizers:
         optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         optimizer.step()
@@ -255,20 +309,33 @@ def step_where(finite: Tensor, optimizers: list[Optimizer]) -> None:
 
 @torch.no_grad()
 def weight_norm(model: GPT, world: World | None = None) -> float:
-    """The norm of all matrices together, over all processes: what nanoGPT decays and the paper controls."""
+    """The norm of all matrices together, over all processes: what nanoGPT decays and the paper
+    controls."""
     scope = SCOPES["global"]
     norm = join(measure([parallel.local(p) for p in model.matrices()], scope), scope)
-    return math.sqrt(float(world.total(norm.square()))) if world and parallel.is_sharded(model) else float(norm)
+    return (
+        math.sqrt(float(world.total(norm.square())))
+        if world and parallel.is_sharded(model)
+        else float(norm)
+    )
 
 
 @torch.no_grad()
-def evaluate(network: nn.Module, windows: list[data.Tokens], micro: int, world: World, device: torch.device, autocast: Any) -> float:
+def evaluate(
+    network: nn.Module,
+    windows: list[data.Tokens],
+    micro: int,
+    world: World,
+    device: torch.device,
+    autocast: Any,
+) -> float:
     """The mean loss over the whole validation split, the processes taking turns through it."""
     network.eval()
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for start in range(0, len(windows), micro * world.size):
-        # Every process computes in every round, if need be with no rows that count: sharded models gather in step. Every batch
-        # is full, the last one with rows whose targets are ignored: another shape would be compiled anew.
+        # Every process computes in every round, if need be with no rows that count: sharded models
+        # gather in step. Every batch is full, the last one with rows whose targets are ignored:
+        # another shape would be compiled anew.
         mine = windows[start + world.rank * micro : start + (world.rank + 1) * micro]
         rows = mine or windows[:1]
         tokens = data.stack(rows + rows[:1] * (micro - len(rows))).to(device)
@@ -276,7 +343,9 @@ def evaluate(network: nn.Module, windows: list[data.Tokens], micro: int, world: 
         targets[len(rows) :] = IGNORED
         with autocast:
             loss = network(tokens[:, :-1], targets)
-        total += torch.stack([loss.double() * len(mine), torch.tensor(len(mine), dtype=torch.float64, device=device)])
+        total += torch.stack(
+            [loss.double() * len(mine), torch.tensor(len(mine), dtype=torch.float64, device=device)]
+        )
     network.train()
     parallel.settle(network)
     summed, count = world.total(total).tolist()
@@ -292,7 +361,8 @@ def _prepared_once(config: Config, world: World, cache: Path) -> data.Dataset:
 
 
 def _seed_dropout(config: Config, step: int, micro: int, world: World) -> None:
-    """Dropout as a function of (seed, step, micro-batch, process): nothing to save, nothing to restore."""
+    """Dropout as a function of (seed, step, micro-batch, process): nothing to save, nothing to
+    restore."""
     torch.manual_seed(hash((config.model.dropout_seed, step, micro, world.rank)) % (1 << 63))
 
 
@@ -300,11 +370,19 @@ def _give_up(out: Path, bad: deque[dict[str, Any]], batches: data.Batches, world
     """Stop a run that has lost its way, and leave what is needed to see why."""
     path = out / "not-finite.pt"
     if world.first:
-        record = [{**entry, "tokens": batches(entry["step"] - 1, slice(0, batches.rows))[0].to(torch.int32)} for entry in bad]
+        record = [
+            {
+                **entry,
+                "tokens": batches(entry["step"] - 1, slice(0, batches.rows))[0].to(torch.int32),
+            }
+            for entry in bad
+        ]
         torch.save(record, path)
     raise LabError(
-        f"The loss or gradient was not finite in {len(bad)} steps in a row, {bad[0]['step']} to {bad[-1]['step']}. None of them was "
-        f"applied. Their losses and batches are in {path}; a lower --lr, or a longer --warmup, is the usual remedy."
+        f"The loss or gradient was not finite in {len(bad)} steps in a row, {bad[0]['step']} to "
+        f"{bad[-1]['step']}. None of them was "
+        f"applied. Their losses and batches are in {path}; a lower --lr, or a longer --warmup, is "
+        "the usual remedy."
     )
 
 

@@ -1,6 +1,7 @@
-"""The loss of a linear head over a large vocabulary. Its logits are the largest tensor of a step, and on a GPU passes over
-them took a tenth of its time. Here one kernel puts their gradient in their place in the forward pass already, while the
-cache holds them; backwards only the two matrix products are left.
+"""The loss of a linear head over a large vocabulary. Its logits are the largest tensor of a step,
+and on a GPU passes over them took a tenth of its time. Here one kernel puts their gradient in their
+place in the forward pass already, while the cache holds them; backwards only the two matrix
+products are left.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ IGNORED = -100
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """``F.cross_entropy(F.linear(x, weight), targets)`` of rows of x, through the kernel where there is a GPU.
+    """``F.cross_entropy(F.linear(x, weight), targets)`` of rows of x, through the kernel where
+    there is a GPU.
 
     >>> x, weight, targets = torch.randn(3, 4), torch.randn(7, 4), torch.tensor([6, IGNORED, 2])
     >>> torch.equal(linear_cross_entropy(x, weight, targets), F.cross_entropy(F.linear(x, weight), targets))
@@ -33,26 +35,40 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         x, weight = x.to(dtype), weight.to(dtype)
-    losses = head_losses(x, weight, targets)[0] if torch.is_grad_enabled() else row_losses(x @ weight.t(), targets)
+    losses = (
+        head_losses(x, weight, targets)[0]
+        if torch.is_grad_enabled()
+        else row_losses(x @ weight.t(), targets)
+    )
     return losses.sum() / (targets != IGNORED).sum()
 
 
 if triton is not None:
     BLOCK, EACH, WARPS = 8192, 8, 16
-    """Logits that a program handles at a time, that each of its threads does (16 bytes of bf16), and its warps: so few rows are
-    under way at once that the cache holds them all. The fastest of those tried on an H200."""
+    """Logits that a program handles at a time, that each of its threads does (16 bytes of bf16),
+    and its warps: so few rows are under way at once that the cache holds them all. The fastest of
+    those tried on an H200."""
 
     @triton.jit
     def _rows(  # type: ignore[no-untyped-def]
-        logits, targets, losses, vocab, GRADIENTS: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr
+        logits,
+        targets,
+        losses,
+        vocab,
+        GRADIENTS: tl.constexpr,
+        BLOCK: tl.constexpr,
+        EACH: tl.constexpr,
     ):
-        """The loss of one row, zero where it is ignored, and its gradient in place of the logits: softmax, less one at the target.
+        """The loss of one row, zero where it is ignored, and its gradient in place of the logits:
+        softmax, less one at the target.
 
-        Every thread has a largest value and a sum of its own, so that each logit takes little more than one exponential."""
+        Every thread has a largest value and a sum of its own, so that each logit takes little more
+        than one exponential."""
         row = tl.program_id(0).to(tl.int64)
         target = tl.load(targets + row)
         log2_e: tl.constexpr = 1.4426950408889634
-        # Read first: once the sums below have brought all threads together, any of them may write a gradient there.
+        # Read first: once the sums below have brought all threads together, any of them may write a
+        # gradient there.
         right = tl.load(logits + row * vocab + tl.maximum(target, 0)).to(tl.float32) * log2_e
         within = tl.arange(0, BLOCK // EACH)[:, None] * EACH + tl.arange(0, EACH)[None, :]
         largest = tl.full((BLOCK // EACH,), -1e30, tl.float32)
@@ -70,17 +86,24 @@ if triton is not None:
             counts = (target >= 0).to(tl.float32)
             for back in range(0, vocab, BLOCK):  # from the end, which was read last
                 at = (vocab - 1) // BLOCK * BLOCK - back + within
-                x = tl.load(logits + row * vocab + at, at < vocab, other=-1e30).to(tl.float32) * log2_e
+                x = (
+                    tl.load(logits + row * vocab + at, at < vocab, other=-1e30).to(tl.float32)
+                    * log2_e
+                )
                 gradient = (tl.exp2(x - log_sum) - (at == target).to(tl.float32)) * counts
                 gradient = gradient.to(logits.dtype.element_ty)
-                tl.store(logits + row * vocab + at, gradient, at < vocab, eviction_policy="evict_first")  # makes room for rows not yet done
+                tl.store(
+                    logits + row * vocab + at, gradient, at < vocab, eviction_policy="evict_first"
+                )  # makes room for rows not yet done
 
     @torch.library.triton_op("normcontrol::row_losses", mutates_args={})
     def row_losses(logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of every row of logits, zero where it is ignored."""
         losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         arguments = (logits, targets, losses, logits.shape[1])
-        torch.library.wrap_triton(_rows)[(len(logits),)](*arguments, GRADIENTS=False, BLOCK=BLOCK, EACH=EACH, num_warps=WARPS)
+        torch.library.wrap_triton(_rows)[(len(logits),)](
+            *arguments, GRADIENTS=False, BLOCK=BLOCK, EACH=EACH, num_warps=WARPS
+        )
         return losses
 
     @torch.library.triton_op("normcontrol::head_losses", mutates_args={})
@@ -89,15 +112,23 @@ if triton is not None:
         logits = x @ weight.t()
         losses = torch.empty(len(x), dtype=torch.float32, device=x.device)
         arguments = (logits, targets, losses, logits.shape[1])
-        torch.library.wrap_triton(_rows)[(len(x),)](*arguments, GRADIENTS=True, BLOCK=BLOCK, EACH=EACH, num_warps=WARPS)
+        torch.library.wrap_triton(_rows)[(len(x),)](
+            *arguments, GRADIENTS=True, BLOCK=BLOCK, EACH=EACH, num_warps=WARPS
+        )
         return losses, logits
 
-    def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def _keep(
+        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
         ctx.save_for_backward(*inputs[:2], output[1])
 
     def _differentiate(ctx: Any, grad_losses: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, gradients = ctx.saved_tensors
         by_row = grad_losses[:, None]
-        return ((gradients @ weight) * by_row).to(x.dtype), gradients.t() @ (x * by_row).to(x.dtype), None
+        return (
+            ((gradients @ weight) * by_row).to(x.dtype),
+            gradients.t() @ (x * by_row).to(x.dtype),
+            None,
+        )
 
     head_losses.register_autograd(_differentiate, setup_context=_keep)

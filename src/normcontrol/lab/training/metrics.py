@@ -1,7 +1,9 @@
-"""What a run writes down: an append-only JSONL file, and TensorBoard or Weights & Biases on request.
+"""What a run writes down: an append-only JSONL file, and TensorBoard or Weights & Biases on
+request.
 
-``metrics.jsonl`` holds only what the computation decides, so that an interrupted and resumed run ends with the same
-bytes as an undisturbed one; speeds and times are in ``timing.jsonl``. On resume the first is cut back to the checkpoint.
+``metrics.jsonl`` holds only what the computation decides, so that an interrupted and resumed run
+ends with the same bytes as an undisturbed one; speeds and times are in ``timing.jsonl``. On resume
+the first is cut back to the checkpoint.
 """
 
 from __future__ import annotations
@@ -20,9 +22,12 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
 
 class Log:
-    """The open logs of a run that is about to make step ``first``. Other processes than the first write nothing."""
+    """The open logs of a run that is about to make step ``first``. Other processes than the first
+    write nothing."""
 
-    def __init__(self, folder: Path, config: Config, writes: bool = True, keep: int = 0, first: int = 0) -> None:
+    def __init__(
+        self, folder: Path, config: Config, writes: bool = True, keep: int = 0, first: int = 0
+    ) -> None:
         self.others: list[Tracker] = []
         self.metrics: JSONL | None = None
         if not writes:
@@ -32,7 +37,8 @@ class Log:
             size = path.stat().st_size
             if size < keep:
                 raise LabError(
-                    f"{path} has {size} bytes, but its checkpoint was written after {keep}: it was cut short. Restore it from a copy."
+                    f"{path} has {size} bytes, but its checkpoint was written after {keep}: it was "
+                    "cut short. Restore it from a copy."
                 )
             os.truncate(path, keep)
         self.metrics, self.timing = JSONL(path), JSONL(folder / TIMING)
@@ -40,7 +46,12 @@ class Log:
             if config.run.tensorboard:
                 self.others.append(TensorBoard(folder / "tensorboard", start=first))
             if config.run.wandb:
-                about = {"name": folder.name, "id": _wandb_id(folder), "dir": str(folder), "config": config.flat()}
+                about = {
+                    "name": folder.name,
+                    "id": _wandb_id(folder),
+                    "dir": str(folder),
+                    "config": config.flat(),
+                }
                 self.others.append(WandB(config.run.wandb, resume="allow", **about))
         except (ModuleNotFoundError, RuntimeError) as error:
             raise LabError(str(error)) from None
@@ -60,7 +71,8 @@ class Log:
             tracker.log(step, values)
 
     def size(self) -> int:
-        """Bytes of metrics that are on disk for good: a checkpoint stores this, and a resume cuts back to it."""
+        """Bytes of metrics that are on disk for good: a checkpoint stores this, and a resume cuts
+        back to it."""
         return self.metrics.size() if self.metrics is not None else 0
 
     def close(self) -> None:
@@ -74,7 +86,11 @@ def read(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
     path = folder / name
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line)
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
 
 
 def _wandb_id(folder: Path) -> str:

@@ -1,4 +1,5 @@
-"""GPT-2 as nanoGPT (Karpathy) builds and initialises it: pre-norm blocks, learned positions, head tied to the embedding.
+"""GPT-2 as nanoGPT (Karpathy) builds and initialises it: pre-norm blocks, learned positions, head
+tied to the embedding.
 
 It knows its own shape and nothing of data, optimizers or devices. Parameters carry nanoGPT's names,
 without their common prefix.
@@ -29,8 +30,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
-        q, k, v = (t.view(batch, time, self.heads, -1).transpose(1, 2) for t in self.c_attn(x).split(width, dim=2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
+        q, k, v = (
+            t.view(batch, time, self.heads, -1).transpose(1, 2)
+            for t in self.c_attn(x).split(width, dim=2)
+        )
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
         y = y.transpose(1, 2).reshape(batch, time, width)
         return F.dropout(self.c_proj(y), self.dropout, self.training)
 
@@ -80,22 +86,28 @@ class GPT(nn.Module):
 
     @classmethod
     def initialised(cls, config: Model, vocab: int) -> GPT:
-        """A model with its initial weights, on the CPU. torch's own, which would be drawn first and thrown away, are left out."""
+        """A model with its initial weights, on the CPU. torch's own, which would be drawn first and
+        thrown away, are left out."""
         with torch.device("meta"):
             model = cls(config, vocab)
         model.to_empty(device="cpu").initialise(config.init_seed)
         return model
 
     def initialise(self, seed: int) -> None:
-        """nanoGPT's init: normal with std 0.02, the projections back into the residual stream 1/sqrt(2 * layers) of that.
+        """nanoGPT's init: normal with std 0.02, the projections back into the residual stream
+        1/sqrt(2 * layers) of that.
 
-        The numbers are drawn on the CPU from a generator of their own, so that every device and every optimizer starts
-        from the same weights.
+        The numbers are drawn on the CPU from a generator of their own, so that every device and
+        every optimizer starts from the same weights.
         """
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named_parameters():
             if p.dim() >= 2:
-                std = INIT_STD / math.sqrt(2 * self.config.layers) if name.endswith("c_proj.weight") else INIT_STD
+                std = (
+                    INIT_STD / math.sqrt(2 * self.config.layers)
+                    if name.endswith("c_proj.weight")
+                    else INIT_STD
+                )
                 nn.init.normal_(p, std=std, generator=generator)
             else:
                 nn.init.zeros_(p) if name.endswith("bias") else nn.init.ones_(p)
@@ -116,6 +128,7 @@ class GPT(nn.Module):
         return [p for p in self.parameters() if p.dim() >= 2]
 
     def flops_per_token(self) -> int:
-        """Of forward and backward, as PaLM's appendix B counts them: 6 a weight, 12 * layers * width * context for attention."""
+        """Of forward and backward, as PaLM's appendix B counts them: 6 a weight, 12 * layers *
+        width * context for attention."""
         weights = sum(p.numel() for p in self.parameters()) - self.wpe.weight.numel()
         return 6 * weights + 12 * self.config.layers * self.config.width * self.config.context

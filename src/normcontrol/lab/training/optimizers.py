@@ -1,7 +1,7 @@
 """Optimizers by name, torch's and the published methods, and the learning rate at every step.
 
-Every optimizer gets nanoGPT's two groups: matrices, which are regularised, and the rest, which is left alone. Methods
-whose authors leave the embedding alone too get those of their authors.
+Every optimizer gets nanoGPT's two groups: matrices, which are regularised, and the rest, which is
+left alone. Methods whose authors leave the embedding alone too get those of their authors.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ DEFAULT_RATIO = 2.0
 """The paper's best run, Figure 3."""
 
 RELATIVE = 8.0
-"""How many learning rates long a Hyperball step of hidden matrices is, relative to their norm; embeddings and the rest take Adam's.
-Adam's own steps are about that long, 0.23 lr for each weight, when weights have an rms of 0.03."""
+"""How many learning rates long a Hyperball step of hidden matrices is, relative to their norm;
+embeddings and the rest take Adam's. Adam's own steps are about that long, 0.23 lr for each weight,
+when weights have an rms of 0.03."""
 
 # They need a closure, or sparse gradients: this loop has neither.
 UNFIT = {"LBFGS", "SparseAdam", "Optimizer"}
 TORCH: dict[str, type[Optimizer]] = {
-    name: kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
 }
 # Weight normalisation changes the model, and QK-Clip needs logits that this model does not tell.
 OURS = [name for name in METHODS if name not in ("weight-norm", "QK-Clip")]
@@ -46,7 +49,10 @@ def known_name(given: str) -> str:
         if name.lower() == given.lower():
             return name
     if given.lower() in {name.lower() for name in UNFIT}:
-        raise LabError(f"{given} needs a closure or sparse gradients, which this training loop does not have. Choose another optimizer.")
+        raise LabError(
+            f"{given} needs a closure or sparse gradients, which this training loop does not have. "
+            "Choose another optimizer."
+        )
     raise LabError(f"There is no optimizer {given!r}. {nearest(given, names)}")
 
 
@@ -94,24 +100,43 @@ def build(config: Config, model: nn.Module) -> list[Optimizer]:
     try:
         if name == "Muon":
             inside, rest = (group["params"] for group in hidden(model))
-            return [_one(config, "Muon", inside), _one(config.with_(optimizer="AdamW", ratio=None), "AdamW", rest)]
-        return [_one(config, name, named)] if name in TORCH or name == "AdamWN" else _method(config, name, model)
+            return [
+                _one(config, "Muon", inside),
+                _one(config.with_(optimizer="AdamW", ratio=None), "AdamW", rest),
+            ]
+        return (
+            [_one(config, name, named)]
+            if name in TORCH or name == "AdamWN"
+            else _method(config, name, model)
+        )
     except ValueError as error:
         raise LabError(f"{o.optimizer} refuses these settings. {error}") from error
 
 
 def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
-    """A published method with what it takes of the config's settings; one that waits does so for twice the warm-up."""
+    """A published method with what it takes of the config's settings; one that waits does so for
+    twice the warm-up."""
     o, method = config.optim, METHODS[name]
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    matrices = [{"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are} for are in (True, False)]
-    settings: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "weight_decay": o.weight_decay, "lr_max": o.lr, "adam_lr": o.lr}
+    matrices = [
+        {"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are}
+        for are in (True, False)
+    ]
+    settings: dict[str, Any] = {
+        "lr": o.lr,
+        "betas": o.betas,
+        "weight_decay": o.weight_decay,
+        "lr_max": o.lr,
+        "adam_lr": o.lr,
+    }
     settings |= {"start": 2 * o.warmup, "switch": 2 * o.warmup, "relative": RELATIVE, "fused": True}
     if o.ratio is not None:
         settings |= {"ratio": o.ratio, "kappa": o.ratio**2}
     if any(hasattr(p, "device_mesh") for _, p in named):
         del settings["fused"]
-    return method(hidden(model) if method.hidden else [g for g in matrices if g["params"]], **settings)
+    return method(
+        hidden(model) if method.hidden else [g for g in matrices if g["params"]], **settings
+    )
 
 
 def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
@@ -127,7 +152,8 @@ def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Op
     options = {key: value for key, value in options.items() if key in takes}
     if "fused" in takes and not any(hasattr(p, "device_mesh") for _, p in named):
         options["fused"] = True
-    # The model is scaled by init_scale before the optimizer sees it: a ratio to the unscaled norm is so much less of that one.
+    # The model is scaled by init_scale before the optimizer sees it: a ratio to the unscaled norm
+    # is so much less of that one.
     ratio = _divided(ratio_schedule(o), config.model.init_scale)
     if name == "AdamWN":
         if o.norm_layers:
@@ -136,10 +162,16 @@ def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Op
     decays = not is_controlled(o)
     for group in groups:
         if "weight_decay" in takes:
-            group["weight_decay"] = o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
+            group["weight_decay"] = (
+                o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
+            )
     base = kind(groups, **options)
     return base if decays else NormControl(base, ratio=ratio, rate=o.rate, scope=o.scope)
 
 
 def _divided(ratio: float | linear, scale: float) -> float | linear:
-    return linear(ratio.start / scale, ratio.end / scale, ratio.steps) if isinstance(ratio, linear) else ratio / scale
+    return (
+        linear(ratio.start / scale, ratio.end / scale, ratio.steps)
+        if isinstance(ratio, linear)
+        else ratio / scale
+    )

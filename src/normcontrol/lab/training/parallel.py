@@ -1,7 +1,8 @@
-"""Several processes under torchrun: who am I, which rows are mine, and how the model is spread (DDP or FSDP2).
+"""Several processes under torchrun: who am I, which rows are mine, and how the model is spread (DDP
+or FSDP2).
 
-A single process is a world of one, through the same calls. A checkpoint holds whole tensors whatever the world was, so
-that it can be resumed by any other number of processes.
+A single process is a world of one, through the same calls. A checkpoint holds whole tensors
+whatever the world was, so that it can be resumed by any other number of processes.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ class World:
         mine = rows // self.size
         if rows % self.size:
             raise LabError(
-                f"A batch of {rows} sequences cannot be divided among {self.size} processes. Set tokens_per_step to a multiple of "
+                f"A batch of {rows} sequences cannot be divided among {self.size} processes. Set "
+                "tokens_per_step to a multiple of "
                 "context * processes."
             )
         micro = min(micro, mine)
         if mine % micro:
             fitting = next(m for m in range(micro, 0, -1) if mine % m == 0)
             raise LabError(
-                f"micro_batch={micro} does not divide the {mine} sequences that a process has in a step. Use --micro-batch {fitting}: the "
+                f"micro_batch={micro} does not divide the {mine} sequences that a process has in a "
+                f"step. Use --micro-batch {fitting}: the "
                 "results do not depend on it."
             )
         return slice(self.rank * mine, (self.rank + 1) * mine), micro
@@ -67,7 +70,11 @@ class World:
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether the flag is raised in any process."""
-        return flag if self.size == 1 else bool(self.total(torch.tensor(float(flag), device=device)) > 0)
+        return (
+            flag
+            if self.size == 1
+            else bool(self.total(torch.tensor(float(flag), device=device)) > 0)
+        )
 
     def wait(self) -> None:
         if self.size > 1:
@@ -75,7 +82,8 @@ class World:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that speaks and writes, as torchrun says before there is a world."""
+    """Whether this process is the one that speaks and writes, as torchrun says before there is a
+    world."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -83,7 +91,11 @@ def join(device: str) -> World:
     """The world that torchrun made, or a world of one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World()
-    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
+    world = World(
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+        int(os.environ.get("LOCAL_RANK", "0")),
+    )
     if not dist.is_initialized():
         gpu = device != "cpu" and torch.cuda.is_available()
         if gpu:
@@ -100,8 +112,9 @@ def leave() -> None:
 def exit_now(status: int) -> NoReturn:
     """End this process without winding the interpreter down.
 
-    After DDP or FSDP, gloo's threads outlive the group that is destroyed. One that lets go of its last tensor late asks for an
-    interpreter that is no more, and aborts a process whose work is done.
+    After DDP or FSDP, gloo's threads outlive the group that is destroyed. One that lets go of its
+    last tensor late asks for an interpreter that is no more, and aborts a process whose work is
+    done.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -109,8 +122,11 @@ def exit_now(status: int) -> NoReturn:
     os._exit(status)
 
 
-def shard(model: GPT, world: World, parallel: str, dtype: torch.dtype | None, device: torch.device) -> None:
-    """Shard the model's parameters in place, block by block, if FSDP is asked for and there is more than one process."""
+def shard(
+    model: GPT, world: World, parallel: str, dtype: torch.dtype | None, device: torch.device
+) -> None:
+    """Shard the model's parameters in place, block by block, if FSDP is asked for and there is more
+    than one process."""
     if parallel != "fsdp" or world.size == 1:
         return
     from torch.distributed.device_mesh import init_device_mesh
@@ -124,10 +140,13 @@ def shard(model: GPT, world: World, parallel: str, dtype: torch.dtype | None, de
 
 
 def replicate(model: nn.Module, world: World, parallel: str, device: torch.device) -> nn.Module:
-    """The model to call: wrapped for DDP if that is asked for and there is more than one process."""
+    """The model to call: wrapped for DDP if that is asked for and there is more than one
+    process."""
     if parallel != "ddp" or world.size == 1:
         return model
-    return nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    return nn.parallel.DistributedDataParallel(
+        model, device_ids=[device.index] if device.type == "cuda" else None
+    )
 
 
 def last_only(model: nn.Module, last: bool) -> Any:
@@ -168,7 +187,10 @@ def state_of(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return {"model": get_model_state_dict(model, options=options), "optimizers": [_map(state, whole) for state in saved]}
+    return {
+        "model": get_model_state_dict(model, options=options),
+        "optimizers": [_map(state, whole) for state in saved],
+    }
 
 
 def load_state(model: nn.Module, optimizers: list[Optimizer], state: dict[str, Any]) -> None:
@@ -183,7 +205,10 @@ def load_state(model: nn.Module, optimizers: list[Optimizer], state: dict[str, A
     set_model_state_dict(model, state["model"], options=StateDictOptions(full_state_dict=True))
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        spread = {index: {key: _like(value, params[index]) for key, value in own.items()} for index, own in saved["state"].items()}
+        spread = {
+            index: {key: _like(value, params[index]) for key, value in own.items()}
+            for index, own in saved["state"].items()
+        }
         optimizer.load_state_dict({**saved, "state": spread})
 
 
@@ -197,7 +222,11 @@ def _map(value: Any, function: Any) -> Any:
 
 def _like(value: Any, param: Any) -> Any:
     """A whole tensor of state spread as its parameter is; numbers and step counts stay whole."""
-    if not isinstance(value, Tensor) or value.shape != param.shape or not hasattr(param, "placements"):
+    if (
+        not isinstance(value, Tensor)
+        or value.shape != param.shape
+        or not hasattr(param, "placements")
+    ):
         return value
     from torch.distributed.tensor import distribute_tensor
 

@@ -1,7 +1,8 @@
-"""The run folder: all that a resume needs, and all that a reader needs to know where numbers came from.
+"""The run folder: all that a resume needs, and all that a reader needs to know where numbers came
+from.
 
-``config.json`` (resolved), ``environment.json`` (source revision, versions, machine, data), ``metrics.jsonl``,
-``timing.jsonl`` and ``checkpoints/``. One process at a time may write to it.
+``config.json`` (resolved), ``environment.json`` (source revision, versions, machine, data),
+``metrics.jsonl``, ``timing.jsonl`` and ``checkpoints/``. One process at a time may write to it.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ from normcontrol.lab.training.device import describe
 CONFIG, ENVIRONMENT, CHECKPOINTS = "config.json", "environment.json", "checkpoints"
 
 FREE = {"micro_batch", "device", "compile", "parallel", "checkpoint_every", "tensorboard", "wandb"}
-"""What a resume may change: the computation does not depend on it (beyond the rounding of another order of sums)."""
+"""What a resume may change: the computation does not depend on it (beyond the rounding of another
+order of sums)."""
 
 
 def begin(folder: Path, config: Config) -> None:
     """Make a new run's folder."""
     if (folder / CONFIG).exists():
-        raise LabError(f"{folder} holds a run already. Go on with it by `normcontrol train --resume {folder}`, or give another --out.")
+        raise LabError(
+            f"{folder} holds a run already. Go on with it by `normcontrol train --resume "
+            f"{folder}`, or give another --out."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_config(folder, config)
 
@@ -50,7 +55,8 @@ def check_same(folder: Path, config: Config) -> None:
     for key, (old, new) in differences(Config.load(folder / CONFIG), config).items():
         if key not in FREE:
             raise LabError(
-                f"{key} was {old!r} when {folder} was started, and is {new!r} now: that would be another run. Leave "
+                f"{key} was {old!r} when {folder} was started, and is {new!r} now: that would be "
+                "another run. Leave "
                 f"--{key.replace('_', '-')} out to go on with this one, or start a new run."
             )
 
@@ -68,7 +74,12 @@ def describe_run(device: torch.device, world: int, dataset: Any) -> dict[str, An
         "processes": world,
         "threads": torch.get_num_threads(),
         "packages": {name: _version(name) for name in packages},
-        "data": {"folder": str(dataset.folder), "digest": dataset.digest, "tokenizer": dataset.tokenizer, "vocab": dataset.vocab},
+        "data": {
+            "folder": str(dataset.folder),
+            "digest": dataset.digest,
+            "tokenizer": dataset.tokenizer,
+            "vocab": dataset.vocab,
+        },
     }
 
 
@@ -83,7 +94,8 @@ def keep_tokenizer(data: Path, folder: Path) -> None:
 
 
 def revision() -> str:
-    """The commit of the source that runs, "+" if it has changes; "unknown" for an installed package."""
+    """The commit of the source that runs, "+" if it has changes; "unknown" for an installed
+    package."""
     here = Path(__file__).resolve().parent
     try:
         commit = _git(here, "rev-parse", "HEAD")
@@ -93,7 +105,9 @@ def revision() -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=10
+    ).stdout.strip()
 
 
 def _version(package: str) -> str:
@@ -105,7 +119,8 @@ def _version(package: str) -> str:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep a second process from writing to the same run. The lock goes with its process, however that ends."""
+    """Keep a second process from writing to the same run. The lock goes with its process, however
+    that ends."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system
@@ -115,7 +130,10 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise LabError(f"Another process is writing to {folder}. Wait for it, or stop it, before going on with this run.") from None
+            raise LabError(
+                f"Another process is writing to {folder}. Wait for it, or stop it, before going on "
+                "with this run."
+            ) from None
         yield
 
 

@@ -32,10 +32,21 @@ def load(run: Path, device: str = "auto") -> tuple[GPT, Tokenizer]:
 
 
 @torch.no_grad()
-def generate(model: GPT, words: Tokenizer, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> Iterator[str]:
+def generate(
+    model: GPT,
+    words: Tokenizer,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+) -> Iterator[str]:
     """Continue a prompt, piece by piece; pieces end where characters do."""
     if temperature < 0:
-        raise LabError(f"temperature={temperature}: give 0 for the likeliest token at every step, or more for variety.")
+        raise LabError(
+            f"temperature={temperature}: give 0 for the likeliest token at every step, or more for "
+            "variety."
+        )
     device = model.wte.weight.device
     random = torch.Generator().manual_seed(seed)
     ids = [words.end, *words.encode(prompt).tolist()]
@@ -48,11 +59,15 @@ def generate(model: GPT, words: Tokenizer, prompt: str, tokens: int, temperature
         else:
             if 0 < top_k < words.size:
                 logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
-            chosen = int(torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=random))
+            chosen = int(
+                torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=random)
+            )
         if chosen == words.end:
             return
         ids.append(chosen)
         text = words.decode(ids)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # the bytes of a character may be spread over tokens
+        if not text.endswith(
+            "\N{REPLACEMENT CHARACTER}"
+        ):  # the bytes of a character may be spread over tokens
             yield text[said:]
             said = len(text)

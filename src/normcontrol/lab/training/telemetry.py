@@ -1,6 +1,8 @@
-"""What a run writes down about its weights at each evaluation: norms by class of tensors, effective decay, angle of a step.
+"""What a run writes down about its weights at each evaluation: norms by class of tensors, effective
+decay, angle of a step.
 
-A few numbers, for predictions and comparisons; the joint norm is logged more often, by the loop itself.
+A few numbers, for predictions and comparisons; the joint norm is logged more often, by the loop
+itself.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Telemetry:
         """By how much the step has turned all matrices together, in radians."""
         now = [parallel.local(p).detach() for p in self.params]
         moved = [a - b for a, b in zip(now, before, strict=True)]
-        return float(angle(*(self._squares(tensors).sum().sqrt() for tensors in (before, now, moved))))
+        return float(
+            angle(*(self._squares(tensors).sum().sqrt() for tensors in (before, now, moved)))
+        )
 
     def _squares(self, tensors: list[Tensor]) -> Tensor:
         squares = measure(tensors, SCOPES["global"]).square()
@@ -59,7 +63,8 @@ class Telemetry:
 
 
 def effective_decay(optimizers: list[Optimizer], lr: float) -> dict[str, float]:
-    """The decay that AdamW would have needed to do what the controller of the joint norm did in the last step."""
+    """The decay that AdamW would have needed to do what the controller of the joint norm did in the
+    last step."""
     for opt in optimizers:
         if isinstance(opt, NormControl) and lr > 0 and "global" in (readings := opt.norms()):
             return {"decay": float(readings["global"].decay(lr))}

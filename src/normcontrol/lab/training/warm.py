@@ -1,7 +1,8 @@
-"""Models kept between the runs of a study: compiling one takes half as long as training it at `small`.
+"""Models kept between the runs of a study: compiling one takes half as long as training it at
+`small`.
 
-A run gets the weights of its own fresh model copied into the kept one of the same shape, so that its numbers are those
-of a run alone.
+A run gets the weights of its own fresh model copied into the kept one of the same shape, so that
+its numbers are those of a run alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ class Warm:
 
     def place(self, fresh: GPT, device: torch.device) -> GPT:
         """A model on the device with the weights of ``fresh``."""
-        key = (replace(fresh.config, init_seed=0, init_scale=1.0, dropout_seed=0), fresh.vocab, device)
+        key = (
+            replace(fresh.config, init_seed=0, init_scale=1.0, dropout_seed=0),
+            fresh.vocab,
+            device,
+        )
         kept = self._models.get(key)
         if kept is None:
             self._models[key] = kept = fresh.to(device)
