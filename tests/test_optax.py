@@ -528,7 +528,7 @@ class TestBadInput:
             AdamWN({"kernel": jnp.ones((2, 2))})
 
     def test_a_decay_that_is_not_used_is_said_once(self, monkeypatch):
-        monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
+        monkeypatch.setattr("normcontrol.warn.GIVEN", set())
         with pytest.warns(
             UserWarning, match=r"adamwn does not decay: the value of weight_decay=0.1 is not used"
         ) as said:

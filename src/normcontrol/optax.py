@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from normcontrol.groups.warn import say_once
 from normcontrol.schedule import Schedule
 from normcontrol.scope import Scope, check_axes, parse_scope
+from normcontrol.warn import warn_once
 
 try:
     import jax
@@ -274,7 +274,7 @@ def adamwn(
     """
     _refuse_torch("learning_rate", learning_rate)
     if isinstance(weight_decay, (int, float)) and weight_decay not in (0, 1e-4):
-        say_once(
+        warn_once(
             "decay in optax",
             f"adamwn does not decay: the value of weight_decay={weight_decay:g} is not used, and "
             "mask says who is controlled. The norm is "

@@ -83,7 +83,7 @@ def assert_same(one, two) -> None:
 
 @pytest.fixture(autouse=True)
 def said_anew(monkeypatch):
-    monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())
 
 
 def test_trainer_reaches_the_norm_that_was_asked_for_and_resumes_bit_for_bit(tmp_path):
@@ -165,7 +165,7 @@ def test_any_target_takes_the_place_of_the_default(tmp_path):
 def test_gradient_accumulation_makes_one_step_of_the_control_for_each_of_the_optimizer(tmp_path):
     made = trainer(tmp_path, max_steps=3, gradient_accumulation_steps=4)
     made.train()
-    assert int(controller(made.optimizer).param_groups[0]["control_step"]) == 3
+    assert int(controller(made.optimizer).param_groups[0]["control"]["step"]) == 3
 
 
 def test_fine_tuning_keeps_the_norm_of_the_loaded_weights(tmp_path):

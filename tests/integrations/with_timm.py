@@ -71,7 +71,7 @@ def norm_of(tensors) -> float:
 
 
 def controlled(optimizer) -> set[int]:
-    return {id(p) for s in optimizer._sets for p in s.params}
+    return {id(p) for s in optimizer.sets for p in s.params}
 
 
 def check_by_name_it_controls_what_timm_would_decay() -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import normcontrol
-from normcontrol.groups.sets import members_of
+from normcontrol.groups.members import members_of
 from normcontrol.groups.settings import TARGETS
-from normcontrol.groups.warn import say_once
 from normcontrol.integrations import require
+from normcontrol.warn import warn_once
 from normcontrol.watch.trackers import layout, values
 
 require("transformers", "4.47", "Trainer takes optimizer_cls_and_kwargs since then")
@@ -45,7 +45,7 @@ def adamwn(
             steps=...)`` is the paper's.
     """
     if not args.weight_decay:
-        say_once(
+        warn_once(
             "Trainer without decay",
             "TrainingArguments has weight_decay=0, which marks nothing: AdamWN controls the "
             "tensors with two or more dimensions. Any other "
@@ -78,7 +78,11 @@ class AdamWN(normcontrol.AdamWN):
             self.param_groups, members_of(self.param_groups), strict=True
         ):
             zeros = (
-                [p for p, norm in zip(params, group["norm0"], strict=False) if norm == 0]
+                [
+                    p
+                    for p, norm in zip(params, group["control"].reference, strict=False)
+                    if norm == 0
+                ]
                 if group["scope"] == "global"
                 else []
             )
@@ -117,7 +121,7 @@ def _with_names(groups: list[Group], model: nn.Module) -> list[Group]:
         for group in groups
     ]
     if free:
-        say_once(
+        warn_once(
             "adapters that start at zero",
             f"{free[0][0]} and {len(free) - 1} more are left alone: adapters start them at zero, "
             "so there is no initial norm to hold a "

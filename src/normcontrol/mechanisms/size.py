@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcontrol.scope import Scope, measure
+from normcontrol.scope import Scope
+from normcontrol.weights.passes import measure
 
 Size = Callable[[Sequence[Tensor], Scope], Tensor]
 

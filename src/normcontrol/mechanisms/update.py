@@ -1,8 +1,7 @@
-"""What the optimizer's own step does to the weights, for methods that change it or ask which way it
-went.
+"""The optimizer's own update of the weights, for methods that change it or ask for its direction.
 
-They need the weights as they were before the step: a copy of what is controlled, made at every
-step, which is why no other method pays for it.
+They need the weights as they were before the step. The copy of the controlled weights is made at
+every step, and only for the methods that use it.
 """
 
 from __future__ import annotations
@@ -12,30 +11,28 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normcontrol.scope import Scope, Weights, apply_, join, measure
+from normcontrol.scope import Scope
+from normcontrol.weights.passes import measure, multiply_
 
 
 @torch.no_grad()
 def resize_(
     params: Sequence[Tensor], before: Sequence[Tensor], scope: Scope, length: Tensor, step: Tensor
 ) -> None:
-    """Give the step from ``before`` to ``params`` the length asked for, in its own direction."""
-    steps = torch._foreach_sub(list(params), list(before))
-    norm = join(measure(steps, scope), scope)
-    apply_(steps, scope, torch.where(norm > 0, length / norm, 1.0), step)
-    torch._foreach_copy_(list(params), torch._foreach_add(list(before), steps))
+    """Give the update from ``before`` to ``params`` the given length, in its own direction."""
+    updates = torch._foreach_sub(list(params), list(before))
+    norm = scope.join(measure(updates, scope))
+    multiply_(updates, scope, torch.where(norm > 0, length / norm, 1.0), step)
+    torch._foreach_copy_(list(params), torch._foreach_add(list(before), updates))
 
 
-class CautiousWeights(Weights):
-    """Weights of which only those are scaled that the optimizer's step moved towards zero, by a
-    part of what they were before it."""
+def multiply_cautiously_(
+    params: Sequence[Tensor], before: Sequence[Tensor], scope: Scope, scale: Tensor, step: Tensor
+) -> None:
+    """Multiply only the weights that the update moved towards zero.
 
-    before: list[Tensor]
-
-    def apply_(self, scale: Tensor, step: Tensor) -> None:
-        towards_zero = [
-            (old - p) * old >= 0 for p, old in zip(self.params, self.before, strict=True)
-        ]
-        pulled = [old * where for old, where in zip(self.before, towards_zero, strict=True)]
-        apply_(pulled, self.scope, scale - 1, step)
-        torch._foreach_add_(self.params, pulled)
+    What is added to them is ``scale - 1`` times their value before the update.
+    """
+    pulled = [old * ((old - p) * old >= 0) for p, old in zip(params, before, strict=True)]
+    multiply_(pulled, scope, scale - 1, step)
+    torch._foreach_add_(list(params), pulled)
