@@ -6,7 +6,6 @@ measured and multiplied is the business of a stepper; which weights share a norm
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -20,7 +19,8 @@ from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.build import check_members, reference_norms, weight_sets
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.members import members_of
-from normcontrol.groups.sets import Reading, WeightSet
+from normcontrol.groups.readings import Reading, readings
+from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import (
     PAPER_RATIO,
     Group,
@@ -29,7 +29,7 @@ from normcontrol.groups.settings import (
     complete,
     normalise,
 )
-from normcontrol.groups.state import CONTROL, ControlState, adapted, restored, saved, state_of
+from normcontrol.groups.state import CONTROL, ControlState, restored_groups, saved, state_of
 from normcontrol.schedule import Value, trace
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper
 from normcontrol.target import TARGETS
@@ -41,25 +41,14 @@ def control_(
 ) -> tuple[Tensor, Tensor]:
     """Weight norm control of one set, in place: equation 3 of the paper for the proportional law.
 
-    ``skip`` is GradScaler's ``found_inf``. Returns the target and the scale.
+    ``skip`` is GradScaler's ``found_inf``. Returns the target and the scale. The laws are in
+    ``law.py``; a stepper may have multiplied by a guess already, see its contract.
     """
-    norm = stepper.measure(s)  #                    ||theta_t||
-    target = s.target(clock)  #                     r_t ||theta_0||
-    scale = s.law(norm, target, s.rate(clock, skip))  # 1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
-    stepper.multiply_(s, scale := usable(scale, norm, skip))  # theta_t <- scale * theta_t
-    return target, scale
-
-
-def usable(scale: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:
-    """Return the scale, or 1 where the weights must stay as they are.
-
-    Weights whose norm is zero or not finite have no direction to be scaled along; one NaN must not
-    spread to every weight that shares its norm. A step that GradScaler skips changes nothing.
-    """
-    good = torch.isfinite(scale) & torch.isfinite(norm)
-    if skip is not None:
-        good = good & (skip == 0)
-    return torch.where(good, scale, 1.0)
+    norm = stepper.measure(s)  #                        ||theta_t||
+    target = s.target(clock)  #                         r_t ||theta_0||
+    scale = s.apply_law(norm, target, clock, skip)  #   1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
+    stepper.multiply_(s, scale)  #                      theta_t <- scale * theta_t
+    return target.detach(), scale.detach()
 
 
 class NormControl(Wrapper):
@@ -129,7 +118,11 @@ class NormControl(Wrapper):
         norm_group: Any = None,
         stepper: Callable[[Optimizer, Clock], Stepper] = PlainStepper,
     ) -> None:
-        check_optimizer(optimizer)
+        if isinstance(optimizer, NormControl):
+            raise TypeError(
+                "The optimizer is under norm control already; give its settings there, by group if "
+                "necessary."
+            )
         given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law}
         given |= {"order": order, "size": size, "start": start}
         given |= {"relative_step": relative_step, "cautious": cautious}
@@ -202,8 +195,7 @@ class NormControl(Wrapper):
                 self.stepper.sum_over_ranks(sets)
             for s in sets:
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
-                target, scale = control_(s, self.stepper, self.clock, skip)
-                s.last = s.parts.detach(), target.detach(), scale.detach()
+                s.last = control_(s, self.stepper, self.clock, skip)
                 if s.start is not None:
                     s.update_reference(self.clock, skip)
 
@@ -221,25 +213,7 @@ class NormControl(Wrapper):
         >>> {name: (r.norm.item(), r.target.item()) for name, r in opt.norms().items()}
         {'global': (3.0, 6.0)}
         """
-        readings: dict[str, Reading] = {}
-        for s in self.sets:
-            whole = self.reading(s)
-            if s.scope.joint:
-                groups = self.param_groups
-                index = next(i for i, group in enumerate(groups) if group is s.settings)
-                readings["global" if s.scope.name == "global" else f"group {index}"] = whole
-                continue
-            sizes = s.scope.sizes(s.params)
-            values = whole if s.shards is None else s.shards.whole(torch.stack(whole))
-            for name, *pieces in zip(s.names, *(v.split(sizes) for v in values), strict=True):
-                shaped = (p.reshape(()) if s.scope.axes is None else p for p in pieces)
-                readings[name] = Reading(*shaped)
-        return readings
-
-    @torch.no_grad()
-    def reading(self, s: WeightSet) -> Reading:
-        """Return the values of one set, for the parts that this process knows."""
-        return s.reading(self.clock)
+        return readings(self.sets, self.param_groups, self.clock)
 
     def report(self) -> str:
         """Return a table of who is controlled, at which norm, and with which target.
@@ -278,28 +252,8 @@ class NormControl(Wrapper):
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        given, live = state_dict["param_groups"], self.param_groups
-        have, got = ([len(g["params"]) for g in groups] for groups in (live, given))
-        if have != got:
-            raise ValueError(
-                f"The state is of groups with {got} tensors, but this optimizer has groups with "
-                f"{have}: they are of different models or groupings. Build the groups as they were "
-                "when the state was saved."
-            )
-        pairs = list(zip(given, live, strict=True))
-        if all(CONTROL in group for group in given):
-            groups = [restored(i, *pair) for i, pair in enumerate(pairs)]
-            step = given[0][CONTROL]["step"].detach().to(self.clock.step, copy=True)
-        else:
-            groups = [adapted(*pair) for pair in pairs]
-            step = torch.zeros_like(self.clock.step)
-            warnings.warn(
-                "The loaded state has no reference norms: it was saved by an optimizer without "
-                "norm control. The weights at the next step become the reference, and the "
-                "control's schedules start there. To continue from an earlier reference instead, "
-                "set norm= or rms=, which need none.",
-                stacklevel=2,
-            )
+        groups, step = restored_groups(state_dict["param_groups"], self.param_groups)
+        step = step.detach().to(self.clock.step, copy=True)
         self.optimizer.load_state_dict({**state_dict, "param_groups": groups})
         self._set_step(step)
         for group in self.param_groups:
@@ -425,7 +379,7 @@ class NormControl(Wrapper):
         """Return what is pickled and copied: everything but hooks and what is built from it."""
         self.stepper.hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
-        built = ("sets", "stepper", "sharing", "_trainable", "_zero_hook", *SCALER_ATTRIBUTES)
+        built = ("sets", "stepper", "sharing", "_trainable", "_zero_hook", *Scaler._fields)
         kept = {
             key: value
             for key, value in self.__dict__.items()
@@ -439,22 +393,3 @@ class NormControl(Wrapper):
         self.sharing, self.sets = Sharing(), []
         if not self._norm_group_lost:
             self._build()
-
-
-SCALER_ATTRIBUTES = ("grad_scale", "found_inf")
-"""What GradScaler sets on an optimizer during a step."""
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Refuse what cannot be wrapped."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"NormControl wraps a torch.optim.Optimizer, but got {type(optimizer).__name__}. "
-            "Construct the optimizer first: NormControl(torch.optim.SGD(model.parameters(), "
-            "lr=0.1)). In JAX, put normcontrol.optax.control_norm last in the chain."
-        )
-    if isinstance(optimizer, NormControl):
-        raise TypeError(
-            "The optimizer is under norm control already; give its settings there, by group if "
-            "necessary."
-        )

@@ -38,7 +38,7 @@ class Scope:
         return [math.prod([p.shape[a] for a in self.axes]) for p in params]
 
     def join(self, parts: Tensor) -> Tensor:
-        """Return the norms under control: one for all parts if they share it, else every part's own."""
+        """Return the controlled norms: one for all parts if they share it, else one for each."""
         return torch.linalg.vector_norm(parts) if self.joint else parts
 
 

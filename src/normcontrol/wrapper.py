@@ -17,6 +17,13 @@ class Wrapper(Optimizer):
     """The wrapped optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"{type(self).__name__} wraps a torch.optim.Optimizer, but got "
+                f"{type(optimizer).__name__}. Construct the optimizer first: "
+                f"{type(self).__name__}(torch.optim.SGD(model.parameters(), lr=0.1)). In JAX, put "
+                "normcontrol.optax.control_norm last in the chain."
+            )
         # Only torch's hooks: Optimizer.__init__ would build groups and a state of its own.
         Optimizer.__setstate__(self, {"optimizer": optimizer})
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normcontrol import AdamWN, NormControl, methods
+from normcontrol import AdamWN, NormControl, lr_times, methods
 from normcontrol.mechanisms.size import Statistic
 from normcontrol.methods import METHODS, hidden
 

@@ -96,7 +96,10 @@ def local_parts(param: Any, scope: Scope) -> tuple[int, Tensor]:
 
 
 def local_indices(param: Any) -> list[Tensor] | None:
-    """Return for every axis of a DTensor the indices on this rank; None if the shard's shape differs."""
+    """Return for every axis of a DTensor the indices on this rank.
+
+    None if the shard has another shape than these would give.
+    """
     indices = [torch.arange(n) for n in param.shape]
     coordinate = coordinate_of(param.device_mesh)
     for i in split_dims(param):
@@ -114,7 +117,7 @@ def _chunk(index: Tensor, n: int, i: int) -> Tensor:
 
 
 def rounding_positions(param: Any) -> list[Tensor] | None:
-    """Return where a low-precision shard lies in the whole tensor, so that it rounds as that would."""
+    """Return where a low-precision shard lies in the whole tensor, so that both round alike."""
     if param.dtype not in DROPPED_BITS or not is_dtensor(param) or not split_dims(param):
         return None
     indices = local_indices(param)

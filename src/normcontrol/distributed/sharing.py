@@ -43,7 +43,7 @@ class Sharing:
         """Whether any norm is summed over ranks."""
 
     def of(self, param: Any) -> tuple[Ranks, bool]:
-        """Return the ranks that sum this tensor's norms, and whether this rank's copy is counted."""
+        """Return the ranks that sum this tensor's norms, and whether this copy is counted."""
         ranks = ranks_along(param.device_mesh, set(split_dims(param)))
         shared = next(group for group in self.groups if ranks <= group.ranks)
         return shared, min(shared.ranks) in ranks

@@ -66,7 +66,8 @@ def marks_of_decay(groups: Iterable[Mapping[str, Any]], default_decay: float) ->
     >>> huggingface_default = [{"weight_decay": 0.0}, {"weight_decay": 0.0}]
     >>> marks_of_decay(huggingface_default, default_decay=0.01)
     ['matrices', 'matrices']
-    >>> marks_of_decay([{"weight_decay": 0.1}], default_decay=0.1)  # AdamW(params, weight_decay=0.1)
+    >>> one_decay_for_all = [{"weight_decay": 0.1}]
+    >>> marks_of_decay(one_decay_for_all, default_decay=0.1)
     ['matrices']
     """
     decays = [float(group.get("weight_decay", 0.0)) for group in groups]

@@ -8,7 +8,7 @@ multiply weights: a stepper does.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,26 +24,6 @@ from normcontrol.mechanisms.update import resize_
 from normcontrol.schedule import Schedule, custom, lr_times, trace
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS
-
-
-class Reading(NamedTuple):
-    """What the controller measured and did at its last step.
-
-    The values are tensors, so that the host waits for the device only when one is read.
-    """
-
-    norm: Tensor
-    target: Tensor
-    ratio: Tensor
-    scale: Tensor
-
-    def decay(self, lr: Tensor | float) -> Tensor:
-        """Return the effective weight decay of the last step, ``(1 - scale) / lr``.
-
-        AdamW with this decay and the learning rate ``lr`` would have multiplied by the same factor.
-        It is negative while the norm grows.
-        """
-        return (1 - self.scale) / lr
 
 
 class WeightSet:
@@ -86,8 +66,8 @@ class WeightSet:
         """The weights before the optimizer's step, if a mechanism needs them."""
         self.parts: Tensor | None = None
         """The norm of every part, as a stepper last measured it; None before the first step."""
-        self.last: tuple[Tensor, Tensor, Tensor] | None = None
-        """The parts, the target and the scale of the last step."""
+        self.last: tuple[Tensor, Tensor] | None = None
+        """The target and the scale of the last step."""
 
     @property
     def order(self) -> str:
@@ -102,6 +82,12 @@ class WeightSet:
     def target(self, clock: Clock) -> Tensor:
         """Return the target norm at this step: ``r_t ||theta_0||`` for a ratio."""
         return self.value(self.kind, clock, math.inf) * self.unit
+
+    def apply_law(
+        self, norm: Tensor, target: Tensor, clock: Clock, skip: Tensor | None = None
+    ) -> Tensor:
+        """Return the scale that the law chooses at this step's rate."""
+        return usable(self.law(norm, target, self.rate(clock, skip)), norm, skip)
 
     def rate(self, clock: Clock, skip: Tensor | None) -> Tensor | float:
         """Return the rate at this step: 0 before the start, and in a step that is skipped."""
@@ -160,22 +146,11 @@ class WeightSet:
         for stored, piece in zip(self._stored, pieces, strict=True):
             stored.copy_(piece)
 
-    def reading(self, clock: Clock) -> Reading:
-        """Return the values of the last step; before the first one, the reference and its target."""
-        initial = self.scope.join(self.initial)
-        if self.last is None:
-            given = self.settings[self.kind]
-            if isinstance(given, Schedule):
-                given = given.at(clock.step.to(self.initial.dtype), self.settings)
-            one = torch.ones_like(initial)
-            return Reading(initial, given * self.unit, one, one)
-        parts, target, scale = self.last
-        norm = scale * self.scope.join(parts)  # no law's scale is negative
-        return Reading(norm, target, norm / initial, scale)
-
     def part_norms(self) -> Tensor:
         """Return the norm of every part after the last step, even where the parts share a norm."""
-        return self.initial if self.last is None else self.last[2] * self.last[0]
+        if self.last is None or self.parts is None:
+            return self.initial
+        return self.last[1] * self.parts.detach()
 
     def whole(self, values: Tensor) -> Tensor:
         """Return values for all parts, from those of the parts that this process knows."""
@@ -221,3 +196,15 @@ class WeightSet:
             memory = self.unit.new_zeros(shape)
         state["memory"] = memory.to(self.unit.device)
         return state["memory"]
+
+
+def usable(scale: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:
+    """Return the scale, or 1 where the weights must stay as they are.
+
+    Weights whose norm is zero or not finite have no direction to be scaled along; one NaN must not
+    spread to every weight that shares its norm. A step that GradScaler skips changes nothing.
+    """
+    good = torch.isfinite(scale) & torch.isfinite(norm)
+    if skip is not None:
+        good = good & (skip == 0)
+    return torch.where(good, scale, 1.0)

@@ -6,8 +6,10 @@ checkpoint it is plain data: a dict of tensors and numbers, and settings as text
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from normcontrol.groups.settings import Group, setting_names
@@ -51,6 +53,31 @@ def saved(group: Group) -> Group:
     """Return a group as plain data, for a checkpoint."""
     plain = {key: to_plain(value) for key, value in group.items()}
     return {**plain, CONTROL: dict(group[CONTROL])}
+
+
+def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group], Tensor]:
+    """Return saved groups with their settings read back, and the number of steps made.
+
+    A state that was saved without norm control is adapted, with a warning.
+    """
+    have, got = ([len(group["params"]) for group in groups] for groups in (live, given))
+    if have != got:
+        raise ValueError(
+            f"The state is of groups with {got} tensors, but this optimizer has groups with "
+            f"{have}: they are of different models or groupings. Build the groups as they were "
+            "when the state was saved."
+        )
+    pairs = list(zip(given, live, strict=True))
+    if all(CONTROL in group for group in given):
+        return [restored(i, *pair) for i, pair in enumerate(pairs)], given[0][CONTROL]["step"]
+    warnings.warn(
+        "The loaded state has no reference norms: it was saved by an optimizer without norm "
+        "control. The weights at the next step become the reference, and the control's schedules "
+        "start there. To continue from an earlier reference instead, set norm= or rms=, which need "
+        "none.",
+        stacklevel=4,
+    )
+    return [adapted(*pair) for pair in pairs], torch.zeros((), dtype=torch.int64)
 
 
 def restored(index: int, given: Group, live: Group) -> Group:

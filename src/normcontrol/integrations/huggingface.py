@@ -13,8 +13,8 @@ from torch import nn
 
 import normcontrol
 from normcontrol.groups.members import members_of
-from normcontrol.groups.settings import TARGETS
 from normcontrol.integrations import require
+from normcontrol.target import TARGETS
 from normcontrol.warn import warn_once
 from normcontrol.watch.trackers import layout, values
 

@@ -1,8 +1,8 @@
 """The folded stepper: AdamWN where torch's fused AdamW runs the step on a CPU.
 
 ``s (p - lr u)`` equals ``s p - (s lr) u``: AdamW with the learning rate ``s lr`` and the decay that
-multiplies by ``s``. With ``order="after"`` the factor s is known only after the step, so the step is
-made with a guess. Only the pass that measures remains beside Adam's own.
+multiplies by ``s``. With ``order="after"`` the factor s is known only after the step, so the step
+is made with a guess. Only the pass that measures remains beside Adam's own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Folded:
     """The factors of one set that the optimizer's own step multiplies."""
 
     def __init__(self, stored: Tensor | None) -> None:
-        pair = stored.tolist() if stored is not None and stored.shape == (2,) else [1.0, 1.0]
-        self.last, self.guess = pair
+        self.last, self.guess = 1.0, 1.0
+        if stored is not None and stored.shape == (2,):
+            self.last, self.guess = stored.tolist()
         self.factor = 1.0  # what the current step multiplies by
         self.skipped = False  # whether the current step is an overflow, and not made
 
@@ -96,7 +97,10 @@ class FoldedStepper(PlainStepper):
 
 
 def can_be_folded(s: WeightSet) -> bool:
-    """Return whether Adam's own decay can multiply this set: float32 on a CPU, one factor for all."""
+    """Return whether Adam's own decay can multiply this set.
+
+    It must be float32 on a CPU, with one factor for all weights.
+    """
     default = s.scope.joint and s.shards is None and s.order == "after"
     default = default and not s.mechanisms & {"size", "relative_step", "cautious"}
     return default and all(p.is_cpu and p.dtype == torch.float32 for p in s.params)

@@ -93,7 +93,7 @@ class FusedStepper(PlainStepper):
             self.plan.hand_over()
 
     def begin(self) -> None:
-        """Build or reuse the plan. If the tensors cannot go through the kernels, store the reason."""
+        """Build or reuse the plan. If the kernels cannot handle the tensors, store the reason."""
         compiling = torch.compiler.is_compiling()
         if self.plan is not None and not compiling and self.plan.fits():
             return

@@ -71,8 +71,9 @@ def prepare(
 
 @triton.jit
 def _adam_block(
-    p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, mask, factor, g_factor, step_size, bias2, seed, skip,
-    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr,
+    p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, mask, factor, g_factor, step_size, bias2, seed,
+    skip, ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr,
+    AMSGRAD: tl.constexpr,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
     """Make an Adam step of one block; return the weights as written, in float32.
@@ -113,9 +114,12 @@ def _adam_block(
 
 @triton.jit
 def adam(
-    ps, gs, ms, vs, xs, numels, slots, chunks, bias, lr, factors, partials, g_factor, found_inf, control_step,
-    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, SUM: tl.constexpr, HAS_INF: tl.constexpr, HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
+    ps, gs, ms, vs, xs, numels, slots, chunks, bias, lr, factors, partials, g_factor, found_inf,
+    control_step,
+    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr,
+    AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, SUM: tl.constexpr, HAS_INF: tl.constexpr,
+    HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
     DROPPED: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +149,8 @@ def adam(
         for i in range(0, CHUNK * LANES, BLOCK * LANES):
             offsets = start + i + tl.arange(0, BLOCK)
             p = _adam_block(
-                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, None, factor, g_scale, step_size, bias2, seed, skip,
+                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, None, factor, g_scale, step_size,
+                bias2, seed, skip,
                 ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += p * p
@@ -153,7 +158,8 @@ def adam(
         for i in range(0, tl.minimum(numel - start, CHUNK * LANES).to(tl.int32), BLOCK * LANES):
             offsets = start + i + tl.arange(0, BLOCK)
             p = _adam_block(
-                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, factor, g_scale, step_size, bias2, seed, skip,
+                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, factor, g_scale,
+                step_size, bias2, seed, skip,
                 ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += tl.where(offsets < numel, p * p, 0.0)
@@ -251,7 +257,8 @@ def settle(
 @triton.jit
 def scale(
     ps, numels, slots, chunks, factors, needed, control_step, n_chunks,
-    DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Multiply weights by their tensors' factors, if ``needed`` is set.
 

@@ -45,7 +45,7 @@ def next_scale(scale, last):  # type: ignore[no-untyped-def]
 
 
 class Scaler(NamedTuple):
-    """What GradScaler tells an optimizer: the scale of the gradients, and whether they overflowed."""
+    """What GradScaler sets on an optimizer: the scale of the gradients, and the overflow flag."""
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None

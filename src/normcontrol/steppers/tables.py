@@ -77,7 +77,7 @@ class Bucket:
         tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         firsts = torch.tensor([0, *counts]).cumsum(0)
         within = torch.arange(len(tensor)) - firsts[tensor]
-        on = {"device": self.device}
+        on: Any = {"device": self.device}
         self.chunks = torch.stack([tensor, within], 1).to(self.device, torch.int32)
         self.firsts = firsts.to(self.device, torch.int32)
         self.numels = torch.tensor(sizes, **on)

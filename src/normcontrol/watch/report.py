@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from normcontrol.groups.readings import reading
 from normcontrol.groups.settings import setting
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _rows(opt: NormControl, s: WeightSet) -> list[str]:
         )
     if s.scope.joint:
         start, current = s.scope.join(s.initial).item(), s.scope.join(s.part_norms()).item()
-        target = _number(opt.reading(s).target.item())
+        target = _number(reading(s, opt.clock).target.item())
         cells.append(
             ("all of them", "", _number(start), _number(current), _ratio(current, start), target)
         )

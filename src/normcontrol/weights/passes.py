@@ -22,7 +22,7 @@ float32 tensor of 38M elements is wrong in the third digit, because it adds smal
 sum one after the other."""
 
 Positions = Sequence[Sequence[Tensor] | None]
-"""For every tensor that is a shard: where its elements lie in the whole tensor; see ``rounding``."""
+"""For every shard: where its elements lie in the whole tensor; see ``rounding``."""
 
 
 def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
@@ -68,7 +68,7 @@ def multiply_(
             exact.setdefault((p.device, p.dtype), []).append(i)
     for (device, dtype), indices in exact.items():
         real = dtype.to_real() if dtype.is_complex else dtype
-        alike = params if len(indices) == len(params) else [params[i] for i in indices]
+        alike = list(params) if len(indices) == len(params) else [params[i] for i in indices]
         if torch.is_grad_enabled():
             for i in indices:
                 params[i].copy_(params[i].clone() * scales[i].to(device, real))
@@ -99,7 +99,7 @@ def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dty
         alike.setdefault((p.device, p.dtype, large), []).append(i)
     norms: list[Any] = [None] * len(params)
     for (_, dtype, large), indices in alike.items():
-        some = params if len(alike) == 1 else [params[i] for i in indices]
+        some = list(params) if len(alike) == 1 else [params[i] for i in indices]
         if large:
             each = [_blocked_norm(p) for p in some]
         else:

@@ -88,7 +88,7 @@ def _outer_sum(positions: Sequence[Tensor]) -> Tensor:
 
 
 def seeds_of(step: Tensor, count: int) -> Sequence[Tensor]:
-    """Return a seed for each of ``count`` tensors at ``step``; no two tensors or steps share bits."""
+    """Return a seed for each of ``count`` tensors at ``step``; no two of them are related."""
     tensors = torch.arange(count, dtype=torch.int32, device=step.device)
     return _hash(_hash(step.to(torch.int32)) + tensors).unbind()
 

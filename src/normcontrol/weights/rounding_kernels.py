@@ -22,7 +22,7 @@ def hash_bits(x):
 
 @triton.jit
 def seed_of(step_ptr, index, salt):
-    """``rounding.seeds_of``: the seed of tensor ``index`` at the step that ``step_ptr`` points to."""
+    """``rounding.seeds_of``: the seed of tensor ``index`` at the step in ``step_ptr``."""
     step = tl.load(step_ptr).to(tl.uint32)
     return hash_bits(hash_bits(step) + index.to(tl.uint32)) ^ salt
 
