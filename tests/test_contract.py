@@ -1,101 +1,23 @@
-"""What ``torch.optim.AdamW`` does, AdamWN does: torch's own optimizer database drives both through
-the same scenarios.
-
-Every scenario runs with AdamW too, which shows that it asks for nothing AdamW does not do.
-"""
+"""What ``torch.optim.AdamW`` does, AdamWN does: training, state, hooks, closures and groups."""
 
 import contextlib
 import copy
 import inspect
 import io
-import itertools
 import pickle
 import warnings
 
 import pytest
 import torch
+from contract_cases import ADAMW, Run, assert_same, both, every_input
 from torch.nn import Parameter
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
+from torch.testing._internal.common_optimizers import OptimizerErrorEnum
 
 from normcontrol import AdamWN, NormControl
-
-ADAMW = next(info for info in optim_db if info.optim_cls is torch.optim.AdamW)
-IMPLEMENTATIONS = {
-    "for-loop": {"foreach": False},
-    "foreach": {"foreach": True},
-    "fused": {"fused": True},
-}
-
-
-def inputs():
-    """Every constructor call of the database, for every implementation; what is said to need CUDA,
-    without that."""
-    cpu = ADAMW.optim_inputs_func(device="cpu", dtype=torch.float32)
-    cuda = [
-        i
-        for i in ADAMW.optim_inputs_func(device="cuda", dtype=torch.float32)
-        if i.kwargs.pop("capturable", False)
-    ]
-    for (name, flags), given in itertools.product(IMPLEMENTATIONS.items(), cpu + cuda):
-        tensors = any(
-            isinstance(v, torch.Tensor)
-            for v in (given.kwargs.get("lr"), *given.kwargs.get("betas", ()))
-        )
-        if tensors and name in (
-            "foreach",
-            "fused",
-        ):  # AdamW refuses the one, and its CPU kernel the other's betas
-            continue
-        yield pytest.param({**given.kwargs, **flags}, id=f"{given.desc}-{name}".replace(" ", "_"))
-
-
-both = pytest.mark.parametrize("cls", [torch.optim.AdamW, AdamWN])
-every_input = pytest.mark.parametrize("kwargs", list(inputs()))
-
-
-class Run:
-    """A least-squares problem, its optimizer, and the step that every scenario repeats."""
-
-    def __init__(self, cls, kwargs, dtype=torch.float32):
-        generator = torch.Generator().manual_seed(0)
-        self.weight = Parameter(torch.randn(10, 5, generator=generator, dtype=dtype))
-        self.bias = Parameter(torch.randn(10, generator=generator, dtype=dtype))
-        self.input = torch.randn(5, generator=generator, dtype=dtype)
-        self.opt = cls([self.weight, self.bias], **copy.deepcopy(kwargs))
-
-    def error(self):
-        return (self.weight.mv(self.input) + self.bias).abs().square().sum()
-
-    def loss(self):
-        return -self.error() if self.opt.param_groups[0]["maximize"] else self.error()
-
-    def closure(self):
-        self.opt.zero_grad()
-        loss = self.loss()
-        loss.backward()
-        return loss
-
-    def step(self, times=1):
-        for _ in range(times):
-            self.closure()
-            self.opt.step()
-
-    def weights(self):
-        return [p.detach().clone() for p in (self.weight, self.bias)]
-
-    def continued_by(self, opt, weight, bias):
-        """The same problem with a copy of everything that changes."""
-        other = copy.copy(self)
-        other.opt, other.weight, other.bias = opt, weight, bias
-        return other
-
-
-def assert_same(a, b):
-    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @both
@@ -308,92 +230,6 @@ def test_zero_grad(cls):
     assert run.weight.grad.abs().sum() == 0
     run.opt.zero_grad()
     assert run.weight.grad is None
-
-
-@both
-@pytest.mark.parametrize("implementation", ["for-loop", "foreach"])
-@pytest.mark.parametrize("flags", [{}, {"amsgrad": True}, {"weight_decay": 0.5, "maximize": True}])
-def test_complex_parameters_are_pairs_of_real_ones(cls, implementation, flags):
-    generator = torch.Generator().manual_seed(0)
-    whole = Parameter(torch.randn(4, 3, generator=generator, dtype=torch.complex64))
-    pair = Parameter(torch.view_as_real(whole.detach()).clone())
-    run = [cls([p], lr=0.1, **IMPLEMENTATIONS[implementation], **flags) for p in (whole, pair)]
-    for _ in range(20):
-        for p, opt in zip((whole, pair), run, strict=True):
-            opt.zero_grad()
-            (p - 3).abs().square().sum().backward() if p is whole else (
-                p - torch.tensor([3.0, 0.0])
-            ).square().sum().backward()
-            opt.step()
-    assert torch.allclose(torch.view_as_real(whole.detach()), pair, rtol=1e-5)
-
-
-@both
-@pytest.mark.parametrize("flags", [{}, {"maximize": True}, {"weight_decay": 0.1}])
-def test_differentiable_steps_have_the_right_derivative(cls, flags):
-    """With an absolute target, since a ratio's reference is a constant that numerical
-    differentiation would vary."""
-    control = {"norm": 2.0, "rate": 0.3} if cls is AdamWN else {}
-
-    def after_two_steps(w, grad):
-        w = w.clone()
-        opt = cls([w], lr=0.1, differentiable=True, **flags, **control)
-        for factor in (1.0, 0.5):
-            w.grad = grad * factor
-            opt.step()
-        return w
-
-    generator = torch.Generator().manual_seed(0)
-    w, grad = (
-        torch.randn(3, 2, generator=generator, dtype=torch.float64, requires_grad=True)
-        for _ in range(2)
-    )
-    try:
-        assert torch.autograd.gradcheck(after_two_steps, (w, grad))
-    except RuntimeError:
-        if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11):
-            raise
-        pytest.skip(
-            f"torch {torch.__version__} does not differentiate two steps of its own AdamW either"
-        )
-
-
-@both
-@pytest.mark.parametrize("implementation", ["for-loop", "fused"])
-def test_a_learning_rate_in_a_tensor_is_the_same_as_a_number(cls, implementation):
-    runs = [
-        Run(cls, {"lr": lr, **IMPLEMENTATIONS[implementation]})
-        for lr in (2.0**-6, torch.tensor(2.0**-6))
-    ]
-    for run in runs:
-        run.step(10)
-    for a, b in zip(runs[0].weights(), runs[1].weights(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-6)
-
-
-@both
-def test_betas_in_tensors_are_the_same_as_numbers(cls):
-    betas = (0.5, 0.75)
-    runs = [
-        Run(cls, {"betas": b, "foreach": False}) for b in (betas, tuple(map(torch.tensor, betas)))
-    ]
-    for run in runs:
-        run.step(10)
-    for a, b in zip(runs[0].weights(), runs[1].weights(), strict=True):
-        assert torch.allclose(a, b, rtol=1e-5)
-
-
-@both
-@pytest.mark.parametrize("foreach", [False, True])
-def test_a_default_dtype_of_float64_works(cls, foreach):
-    before = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float64)
-        run = Run(cls, {"foreach": foreach})
-        run.step(3)
-    finally:
-        torch.set_default_dtype(before)
-    assert all(torch.isfinite(w).all() for w in run.weights())
 
 
 @both

@@ -1,0 +1,85 @@
+"""Cases for the tests of the Triton kernels: on a GPU, or on a CPU through Triton's interpreter.
+
+The interpreter must be asked for before Triton is imported, so without a GPU each test file runs
+itself in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from normcontrol import AdamWN
+
+CUDA = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if CUDA else "cpu"
+STEPS = 100 if CUDA else 6
+RAGGED = [1, 2, 3, 31, 127, 128, 511, 512, 513, 1000, 2047, 2048, 2049, 4095, 4097, 5000]
+SOME = [3, 513, 2100]
+LR, BETAS = 3e-3, (0.9, 0.95)
+
+here = pytest.mark.skipif(
+    not CUDA and not INTERPRETED, reason="runs in a process of its own, under Triton's interpreter"
+)
+on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: make gpu-test")
+needs_a_process = pytest.mark.skipif(CUDA or INTERPRETED, reason="the tests of this file run here")
+
+
+def run_interpreted(file: str) -> None:
+    """Run a test file under Triton's interpreter, in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([*command, file], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def tensors(sizes=SOME, dtype=torch.float32, shift=0) -> list[nn.Parameter]:
+    """One parameter of each size; ``shift`` moves them off the 16-byte boundary that allocations
+    start at."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for n in sizes:
+        memory = torch.zeros(n + shift, dtype=dtype, device=DEVICE)
+        memory[shift:] = 0.1 * torch.randn(n, generator=generator, dtype=torch.float64).to(
+            DEVICE, dtype
+        )
+        made.append(nn.Parameter(memory[shift:]))
+    return made
+
+
+def gradients(params: list[nn.Parameter], t: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(t)
+    return [
+        torch.randn(p.shape, generator=generator, dtype=torch.float64).to(DEVICE, p.dtype)
+        for p in params
+    ]
+
+
+def run(opt: AdamWN, params: list[nn.Parameter], steps=range(1, STEPS + 1)) -> None:
+    for t in steps:
+        for p, g in zip(params, gradients(params, t), strict=True):
+            p.grad = g
+        opt.step()
+
+
+def everything(params: list[nn.Parameter]) -> list[dict]:
+    return [{"params": params, "controlled": True}]
+
+
+def kernels(params: list[nn.Parameter], groups=None, **settings) -> AdamWN:
+    opt = AdamWN(groups or everything(params), LR, BETAS, fused=True, **settings)
+    assert opt.implementation == "Triton kernels"
+    return opt
+
+
+def worst(a, b) -> float:
+    """The largest relative difference of two lists of tensors."""
+    return max(
+        ((x.detach().double() - y.detach().double()).norm() / y.detach().double().norm()).item()
+        for x, y in zip(a, b, strict=True)
+    )

@@ -1,0 +1,31 @@
+"""A step stays easy to follow: how many of our files, changes of file and calls it goes through."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "step_path.py"
+LIMITS = {"PlainStepper": (6, 12, 35), "FoldedStepper": (7, 14, 40), "FusedStepper": (7, 14, 40)}
+
+
+def paths(interpreted: bool) -> dict[str, tuple[int, ...]]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpreted else "0"}
+    command = [sys.executable, str(TOOL)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(": ") for line in done.stdout.splitlines())
+    return {name: tuple(map(int, re.findall(r"\d+", text))) for name, text in lines.items()}
+
+
+@pytest.mark.parametrize("interpreted", [False, True], ids=["on a CPU", "in Triton kernels"])
+def test_a_step_goes_through_few_files_and_calls(interpreted):
+    if interpreted:
+        pytest.importorskip("triton")
+    found = paths(interpreted)
+    assert set(found) == ({"FusedStepper"} if interpreted else {"PlainStepper", "FoldedStepper"})
+    for name, counts in found.items():
+        assert all(a <= b for a, b in zip(counts, LIMITS[name], strict=True)), (name, counts)

@@ -1,0 +1,260 @@
+"""The Triton kernels in a training run: overflow, clipping, resume, changes from outside."""
+
+import copy
+import math
+
+import pytest
+import torch
+from kernel_cases import (
+    BETAS,
+    CUDA,
+    DEVICE,
+    LR,
+    STEPS,
+    everything,
+    gradients,
+    here,
+    kernels,
+    needs_a_process,
+    run,
+    run_interpreted,
+    tensors,
+    worst,
+)
+from torch import nn
+
+from normcontrol import AdamWN, linear
+
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.cuda] if CUDA else []
+
+
+@needs_a_process
+def test_this_file_under_the_interpreter():
+    run_interpreted(__file__)
+
+
+@here
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_an_overflow_step_changes_nothing(order):
+    params = tensors([100, 3000])
+    opt = kernels(params, order=order, ratio=1.5, rate=0.5)
+    run(opt, params, range(1, 3))
+    before = [p.detach().clone() for p in params], copy.deepcopy(opt.state_dict())
+    opt.grad_scale, opt.found_inf = torch.ones(1, device=DEVICE), torch.ones(1, device=DEVICE)
+    for p in params:
+        p.grad = torch.full_like(p, math.inf)
+    opt.step()
+    del opt.grad_scale, opt.found_inf
+    assert all(torch.equal(p, q) for p, q in zip(params, before[0], strict=True))
+    for i, state in opt.state_dict()["state"].items():
+        assert all(torch.equal(value, before[1]["state"][i][key]) for key, value in state.items())
+    assert opt.param_groups[0]["control"]["step"].item() == 2
+    run(opt, params, range(3, 5))
+    assert all(torch.isfinite(p).all() for p in params)
+
+
+@here
+def test_gradscaler_scales_are_undone():
+    ours, theirs = tensors(), tensors()
+    plain, scaled = kernels(theirs), kernels(ours)
+    run(plain, theirs, range(1, 3))
+    for t in range(1, 3):
+        for p, g in zip(ours, gradients(ours, t), strict=True):
+            p.grad = 1024 * g
+        scaled.grad_scale, scaled.found_inf = (
+            torch.full((1,), 1024.0, device=DEVICE),
+            torch.zeros(1, device=DEVICE),
+        )
+        scaled.step()
+    assert worst(ours, theirs) < 1e-6
+
+
+@here
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("limit", [0.5, 1e6])
+def test_max_grad_norm_is_clip_grad_norm(limit, fused):
+    ours, theirs = tensors(), tensors()
+    clipping = AdamWN(everything(ours), LR, BETAS, eps=1e-2, fused=fused, max_grad_norm=limit)
+    plain = AdamWN(everything(theirs), LR, BETAS, eps=1e-2, fused=fused)
+    for t in range(1, 4):
+        for params in (ours, theirs):
+            for p, g in zip(params, gradients(params, t), strict=True):
+                p.grad = g
+        norm = nn.utils.clip_grad_norm_(theirs, limit)
+        plain.step()
+        clipping.step()
+        assert clipping.grad_norm.item() == pytest.approx(norm.item(), rel=1e-6)
+    assert worst(ours, theirs) < 1e-6
+
+
+@here
+def test_weights_that_others_change_are_measured_again():
+    """Order "before" knows the norm from the last step's sums, unless someone wrote to the weights
+    since."""
+    ours, theirs = tensors(), tensors()
+    fast = kernels(ours, order="before", rate=0.5)
+    plain = AdamWN(everything(theirs), LR, BETAS, fused=False, order="before", rate=0.5)
+    for opt, params in ((fast, ours), (plain, theirs)):
+        run(opt, params, range(1, 3))
+        with torch.no_grad():
+            params[1].mul_(7.0)
+        run(opt, params, range(3, 5))
+        kept = copy.deepcopy([p.detach() for p in params])
+        with torch.no_grad():
+            for p, q in zip(params, kept, strict=True):
+                p.copy_(1.1 * q)
+        run(opt, params, range(5, 7))
+    assert worst(ours, theirs) < 1e-6
+
+
+@here
+def test_after_corrects_only_what_its_guess_misses():
+    """Smooth norms: the guess is right to within a rounding error, and the second pass is not
+    needed. A jump of the target: it is."""
+    params = tensors()
+    opt = kernels(params, ratio=1.0, rate=0.01)
+    opt.param_groups[0]["lr"] = 1e-6
+    needed = []
+    for t in range(1, 9):
+        if t == 7:
+            opt.param_groups[0]["ratio"] = 1.5
+        for p, g in zip(params, gradients(params, 1), strict=True):
+            p.grad = g
+        before = [p.detach().double() for p in params]
+        opt.step()
+        needed.append(opt.stepper.plan.needed.item())
+        if t == 7:
+            moved = [
+                p.detach().double().norm() / q.norm() for p, q in zip(params, before, strict=True)
+            ]
+            assert all(m.item() == pytest.approx(1.005, abs=2e-4) for m in moved)
+    assert needed[3:] == [0, 0, 0, 1, 1]
+
+
+@here
+def test_before_makes_no_pass_of_its_own(monkeypatch):
+    params = tensors([100, 3000])
+    opt = kernels(params, order="before")
+    run(opt, params, range(1, 3))
+    monkeypatch.setattr(
+        "normcontrol.steppers.fused.Plan.measure",
+        lambda *_: pytest.fail("the weights were measured again"),
+    )
+    monkeypatch.setattr(
+        "normcontrol.weights.passes.measure",
+        lambda *_: pytest.fail("the weights were measured again"),
+    )
+    run(opt, params, range(3, 5))
+
+
+@here
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_resuming_gives_the_same_bits(order, dtype, tmp_path):
+    whole, halves = tensors(dtype=dtype), tensors(dtype=dtype)
+    settings = {"order": order, "ratio": linear(1.0, 2.0, steps=6), "rate": 0.1}
+    run(kernels(whole, **settings), whole, range(1, 7))
+    first = kernels(halves, **settings)
+    run(first, halves, range(1, 4))
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+    halves = [nn.Parameter(p.detach().clone()) for p in halves]
+    second = kernels(halves, **settings)
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    run(second, halves, range(4, 7))
+    assert all(torch.equal(a, b) for a, b in zip(whole, halves, strict=True))
+
+
+@here
+def test_states_go_both_ways_between_the_kernels_and_torch():
+    start = tensors()
+    ends = []
+    for first, second in ((True, False), (False, True)):
+        params = copy.deepcopy(start)
+        a = AdamWN(everything(params), LR, BETAS, fused=first)
+        run(a, params, range(1, 4))
+        b = AdamWN(everything(params), LR, BETAS, fused=second)
+        b.load_state_dict(a.state_dict())
+        run(b, params, range(4, 7))
+        ends.append(params)
+    assert worst(*ends) < 1e-6
+
+
+@here
+def test_a_tensor_without_a_gradient_still_counts():
+    ours, theirs = tensors(), tensors()
+    fast = kernels(ours, rate=0.5)
+    plain = AdamWN(everything(theirs), LR, BETAS, fused=False, rate=0.5)
+    for opt, params in ((fast, ours), (plain, theirs)):
+        run(opt, params, range(1, 3))
+        for t in (3, 4):
+            for i, (p, g) in enumerate(zip(params, gradients(params, t), strict=True)):
+                p.grad = None if i == 1 else g
+            opt.step()
+        run(opt, params, range(5, 7))
+    assert worst(ours, theirs) < 1e-6
+
+
+@here
+def test_what_the_kernels_cannot_do_goes_to_torch_and_is_said():
+    double = AdamWN(
+        [nn.Parameter(torch.ones(4, 4, dtype=torch.float64, device=DEVICE))], fused=True
+    )
+    assert "torch's fused implementation, since a parameter is torch.float64" in double.report()
+    asked = AdamWN([nn.Parameter(torch.ones(4, 4, device=DEVICE))], fused=False)
+    assert "fused=False" in asked.report()
+    if CUDA:
+        return  # where torch's fused implementation refuses the layout below as well
+    p = nn.Parameter(torch.ones(4, 6, device=DEVICE))
+    opt = AdamWN([p], fused=True)
+    p.grad = torch.ones(6, 4, device=DEVICE).t()
+    with pytest.warns(UserWarning, match="have different memory layouts"):
+        opt.step()
+    assert "have different memory layouts" in opt.report()
+    p.grad = torch.ones(4, 6, device=DEVICE)
+    opt.step()
+    assert opt.implementation == "Triton kernels"
+
+
+@here
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_norms_tell_what_torchs_own_implementation_tells(order):
+    settings = {"order": order, "ratio": 1.5, "rate": 0.1}
+    one, other = tensors(), tensors()
+    ours = kernels(one, **settings)
+    torchs = AdamWN(everything(other), LR, BETAS, fused=False, **settings)
+    for opt, params in ((ours, one), (torchs, other)):
+        run(opt, params, range(1, 4))
+    for a, b in zip(ours.norms()["global"], torchs.norms()["global"], strict=True):
+        assert a.item() == pytest.approx(b.item(), rel=1e-5)
+
+
+@here
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group(
+        "nccl" if CUDA else "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
+    )
+    try:
+        whole = tensors()
+        mesh = init_device_mesh(DEVICE, (1,))
+        spread = [
+            nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole
+        ]
+        settings = {"order": order, "ratio": 1.5, "rate": 0.1, "max_grad_norm": 0.5}
+        one, other = kernels(whole, **settings), kernels(spread, **settings)
+        for t in range(1, STEPS + 1):
+            for p, q, g in zip(whole, spread, gradients(whole, t), strict=True):
+                p.grad, q.grad = g, distribute_tensor(g, mesh, [Shard(0)])
+            one.step()
+            other.step()
+        assert other.implementation == "Triton kernels"
+        assert worst([q.to_local() for q in spread], whole) < 1e-6
+        assert other.norms()["global"].norm.item() == pytest.approx(
+            one.norms()["global"].norm.item(), rel=1e-7
+        )
+    finally:
+        dist.destroy_process_group()
