@@ -334,7 +334,7 @@ def test_tensors_without_elements_have_no_norm_and_are_left_alone(scope):
         ),
         (
             {"law": "band(2)"},
-            r"law='band\(2\)' is not known: .*LOW being a part of the target within \[0, 1\]",
+            r"law='band\(2\)' is not known: .*LOW is a fraction of the target, within \[0, 1\]",
         ),
         (
             {"order": "during"},
