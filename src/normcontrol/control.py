@@ -33,7 +33,8 @@ from normcontrol.groups.settings import (
 from normcontrol.law import Law
 from normcontrol.mechanisms.size import size_of
 from normcontrol.mechanisms.update import CautiousWeights, resize_
-from normcontrol.schedule import Schedule, Value, to_plain, trace
+from normcontrol.schedule import Schedule, Value, trace
+from normcontrol.schedule_text import to_text
 from normcontrol.scope import Weights, check_axes, join, parse_scope
 
 LOST = "lost"
@@ -396,7 +397,7 @@ class NormControl(Optimizer):
             before(self)
         packed = self.optimizer.state_dict()
         packed["param_groups"] = [
-            {key: to_plain(value) for key, value in group.items()}
+            {key: to_text(value) for key, value in group.items()}
             for group in packed["param_groups"]
         ]
         for after in self._optimizer_state_dict_post_hooks.values():

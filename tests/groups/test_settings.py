@@ -257,7 +257,7 @@ def test_a_trace_shorter_than_the_run_holds_its_last_value_and_says_so_once():
     opt.step()
     with pytest.warns(
         UserWarning,
-        match=r"The replayed trace ends at step 1 and the run goes on: its last value, 2, is held from here\.",
+        match=r"The trace ends at step 1, but the run continues: from now on the last value, 2, is used\.",
     ):
         opt.step()
     with warnings.catch_warnings():

@@ -19,7 +19,8 @@ from normcontrol.groups.members import is_controlled
 from normcontrol.law import law_of
 from normcontrol.mechanisms.size import Statistic, as_size
 from normcontrol.mechanisms.start import check_start
-from normcontrol.schedule import as_schedule, check, from_plain, linear
+from normcontrol.schedule import as_schedule, check_range, linear
+from normcontrol.schedule_text import from_text
 from normcontrol.scope import parse_scope
 from normcontrol.steppers.rounding import DROPPED_BITS
 
@@ -70,14 +71,14 @@ def complete(group: Group, defaults: Mapping[str, Any]) -> None:
 def check_group(index: int, group: Group, optimizer: Optimizer) -> None:
     """Refuse settings that cannot be."""
     kind = target_kind(group)
-    check(
+    check_range(
         kind, group[kind], 0.0, 1e300, "a norm cannot be negative, infinite or NaN. Give 0 or more."
     )
     why = (
         "a rate outside [0, 1] overshoots the target (from 2 on it diverges) or runs away from "
         "it. Give a rate within [0, 1]."
     )
-    check("rate", group["rate"], 0.0, 1.0, why)
+    check_range("rate", group["rate"], 0.0, 1.0, why)
     parse_scope(group["scope"])
     law_of(group["law"])
     if group["order"] not in ("after", "before"):
@@ -220,7 +221,7 @@ def restored(index: int, saved: Group, live: Group) -> Group:
         **{name: live[name] for name in PLAIN if name not in saved},
     }  # of an earlier version
     scheduled = {
-        name: from_plain(saved[name], live[name]) for name in (*TARGETS, "rate", "relative_step")
+        name: from_text(saved[name], live[name]) for name in (*TARGETS, "rate", "relative_step")
     }
     return {**saved, **scheduled, "size": _restored_size(saved["size"], live["size"])}
 
