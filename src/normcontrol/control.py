@@ -303,14 +303,14 @@ class NormControl(Optimizer):
                 rate = s.value("rate", 0.0, 1.0, self._clock, self._step)
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
                 if s.start is not None:
-                    rate = torch.where(s.start.is_held(self._step), rate, 0.0)
+                    rate = torch.where(s.start.is_active(self._step), rate, 0.0)
                 if skip is not None:  # nothing is learnt from an overflow either
                     rate = torch.where(skip == 0, rate, 0.0)
                 parts, target, scale = control_(
                     s.weights, s.law, ratio, s.reference, rate, self._step, skip
                 )
                 if s.start is not None:
-                    now = s.start.is_now(join(parts, s.scope), self._step)
+                    now = s.start.starts_now(join(parts, s.scope), self._step)
                     s.take_reference(parts, now if skip is None else now & (skip == 0))
                 s.last = (parts.detach(), target.detach(), scale.detach())
 

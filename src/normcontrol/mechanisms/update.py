@@ -1,8 +1,8 @@
-"""What the optimizer's own step does to the weights, for methods that change it or ask which way it
-went.
+"""Mechanisms that use the optimizer's own update: its length, or its sign (the settings
+``relative_step=`` and ``cautious=``).
 
-They need the weights as they were before the step: a copy of what is controlled, made at every
-step, which is why no other method pays for it.
+They compare the weights with a copy from before the step. Only weights that use one of the two
+settings are copied. This file knows nothing about targets, laws or schedules.
 """
 
 from __future__ import annotations
@@ -19,23 +19,30 @@ from normcontrol.scope import Scope, Weights, apply_, join, measure
 def resize_(
     params: Sequence[Tensor], before: Sequence[Tensor], scope: Scope, length: Tensor, step: Tensor
 ) -> None:
-    """Give the step from ``before`` to ``params`` the length asked for, in its own direction."""
-    steps = torch._foreach_sub(list(params), list(before))
-    norm = join(measure(steps, scope), scope)
-    apply_(steps, scope, torch.where(norm > 0, length / norm, 1.0), step)
-    torch._foreach_copy_(list(params), torch._foreach_add(list(before), steps))
+    """Give the update from ``before`` to ``params`` this length, and keep its direction.
+
+    An update of length zero stays zero.
+    """
+    updates = torch._foreach_sub(list(params), list(before))
+    norm = join(measure(updates, scope), scope)
+    apply_(updates, scope, torch.where(norm > 0, length / norm, 1.0), step)
+    torch._foreach_copy_(list(params), torch._foreach_add(list(before), updates))
 
 
 class CautiousWeights(Weights):
-    """Weights of which only those are scaled that the optimizer's step moved towards zero, by a
-    part of what they were before it."""
+    """Weights of which only those are scaled that the optimizer's update moved towards zero.
+
+    ``before`` is a copy of the weights from before the update; set it at every step. ``scale - 1``
+    times that value is added to each of these weights.
+    """
 
     before: list[Tensor]
 
     def apply_(self, scale: Tensor, step: Tensor) -> None:
+        """Scale the weights that moved towards zero, in place."""
         towards_zero = [
             (old - p) * old >= 0 for p, old in zip(self.params, self.before, strict=True)
         ]
-        pulled = [old * where for old, where in zip(self.before, towards_zero, strict=True)]
-        apply_(pulled, self.scope, scale - 1, step)
-        torch._foreach_add_(self.params, pulled)
+        scaled = [old * mask for old, mask in zip(self.before, towards_zero, strict=True)]
+        apply_(scaled, self.scope, scale - 1, step)
+        torch._foreach_add_(self.params, scaled)
