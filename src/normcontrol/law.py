@@ -74,7 +74,7 @@ class Band:
 
 @dataclass
 class Integral:
-    """Constrained parameter regularization (CPR; Franke et al., 2023).
+    """Constrained parameter regularisation (CPR; Franke et al., 2023).
 
     A multiplier lambda grows while the mean square of the weights is above its bound, and shrinks
     to zero while it is below::

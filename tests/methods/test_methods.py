@@ -457,7 +457,7 @@ def test_resuming_gives_the_same_bits(name, tmp_path):
         (lambda: methods.find("cpr-ki"), "Do you mean CPR-kI0"),
         (
             lambda: methods.muonh([{"params": [nn.Parameter(torch.ones(3))], "controlled": True}]),
-            "MuonH holds matrices, but a tensor has",
+            "MuonH controls matrices, but a tensor has",
         ),
         (lambda: methods.muonh(nn.Linear(2, 2).parameters()), r"muonh\(hidden\(model\)\)"),
         (lambda: hidden(nn.Embedding(4, 4)), "No matrix of the model counts as hidden"),
