@@ -1,12 +1,10 @@
-"""A small GPT, sharded over the processes it is started on: the same script gives the same weights
-on 1, 2 and 4 of them.
+"""A small GPT, sharded with FSDP2: the same weights on 1, 2 and 4 processes.
 
-    torchrun --nproc-per-node 4 examples/sharded_gpt.py      # on CPUs over gloo, or on as many GPUs
-    over NCCL python examples/sharded_gpt.py                           # on one process: the same
-    last line
+    torchrun --nproc-per-node 4 examples/sharded_gpt.py   # CPUs with gloo, or 4 GPUs with NCCL
+    python examples/sharded_gpt.py                        # one process: the same last line
 
-With ``--checkpoint FOLDER`` it saves to that folder every ten steps and goes on from the last save
-it finds there, on as many processes as you like.
+With ``--checkpoint FOLDER`` it saves to that folder every ten steps, and continues from the last
+checkpoint in it. The number of processes may change between the two.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ class GPT(nn.Module):
         self.words, self.places = nn.Embedding(128, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 128, bias=False)
-        self.head.weight = self.words.weight  # tied: it counts once
+        self.head.weight = self.words.weight  # tied: it counts once in the norm
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
@@ -67,7 +65,7 @@ class GPT(nn.Module):
 
 
 def batch(text: Tensor, step: int, rank: int, ranks: int) -> tuple[Tensor, Tensor]:
-    """This process's part of the batch of a step, which is a function of the step alone."""
+    """This rank's rows of the batch. The whole batch is a function of the step alone."""
     starts = torch.randint(
         len(text) - CONTEXT, (BATCH,), generator=torch.Generator().manual_seed(step)
     ).chunk(ranks)[rank]
@@ -83,7 +81,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path)
     args = parser.parse_args()
 
-    spread = "RANK" in os.environ  # under torchrun
+    spread = "RANK" in os.environ  # started by torchrun
     enough = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     device = (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -96,22 +94,17 @@ def main() -> None:
         dist.init_process_group("nccl" if enough else "gloo")
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if spread else (0, 1)
 
-    source = Path(
-        sysconfig.get_paths()["stdlib"], "argparse.py"
-    ).read_bytes()  # real text that every machine with Python has
+    source = Path(sysconfig.get_paths()["stdlib"], "argparse.py").read_bytes()
     text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long().clamp(max=127)
-    torch.manual_seed(
-        0
-    )  # every process begins with the same weights, and then keeps its part of them
+    torch.manual_seed(0)  # every rank makes the same weights, and then keeps its shard of them
     model = GPT().to(device)
     if spread:
         mesh = init_device_mesh(device.type, (ranks,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    opt = AdamWN(
-        model.parameters(), lr=3e-3, ratio=linear(1, 2, steps=20), rate=0.1
-    )  # after fully_shard; nothing else to say
+    # Construct the optimizer after fully_shard. Sharding needs no other setting.
+    opt = AdamWN(model.parameters(), lr=3e-3, ratio=linear(1, 2, steps=20), rate=0.1)
 
     start = 0
     if args.checkpoint:
@@ -140,7 +133,7 @@ def main() -> None:
             mean = loss.detach() / ranks
             if spread:
                 dist.all_reduce(mean)
-            reading = opt.norms()["global"]  # the norm of all weights, on every process
+            reading = opt.norms()["global"]  # the norm of all weights, the same on every rank
             if rank == 0:
                 norm, ratio = reading.norm.item(), reading.ratio.item()
                 print(
@@ -150,9 +143,8 @@ def main() -> None:
                 )
     if spread:
         dist.destroy_process_group()
-        os._exit(
-            0
-        )  # gloo's threads outlive the group, and one that comes late would abort an interpreter that winds down
+        # gloo's threads may still run, and would abort an interpreter that is shutting down.
+        os._exit(0)
 
 
 if __name__ == "__main__":
