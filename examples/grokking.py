@@ -195,10 +195,10 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--figure", type=Path, default=Path("runs/grokking.png"))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
-    draw(runs(asked.steps), asked.figure)
+    draw(runs(args.steps), args.figure)
     print(f"{time.perf_counter() - start:.0f} s")
 
 

@@ -111,9 +111,9 @@ def show(runs: list[Run], target: float) -> None:
         f"{'norm / initial norm, step by step':34}{'final':>6}{'target':>11}{'val. loss':>11}"
     )
     for run in runs:
-        asked = f"{target:.3f}" if run.method == "AdamWN" else "-"
+        goal = f"{target:.3f}" if run.method == "AdamWN" else "-"
         bars, final = sparkline(run.norms.ratios, high), run.norms.ratios[-1]
-        print(f"{run.method:8}{run.lr:6.3f}  {bars:34}{final:6.3f}{asked:>11}{run.loss:11.3f}")
+        print(f"{run.method:8}{run.lr:6.3f}  {bars:34}{final:6.3f}{goal:>11}{run.loss:11.3f}")
 
 
 def draw(runs: list[Run], target: float, path: Path) -> None:

@@ -163,9 +163,9 @@ class TestErrors:
         monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
         with pytest.warns(
             UserWarning, match=r"adamwn does not decay: the value of weight_decay=0.1 is not used"
-        ) as said:
+        ) as warned:
             [adamwn(LR, weight_decay=0.1) for _ in range(2)]
-        assert len(said) == 1
+        assert len(warned) == 1
 
 
 def test_importing_the_package_imports_no_jax():

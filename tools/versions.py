@@ -66,8 +66,8 @@ def main() -> None:
         metavar="FOLDER",
         help="create the environments in this folder and keep them; by default they are deleted",
     )
-    asked = parser.parse_args()
-    unknown = set(asked.only or ()) - {python for python, _ in MATRIX}
+    args = parser.parse_args()
+    unknown = set(args.only or ()) - {python for python, _ in MATRIX}
     if unknown:
         raise SystemExit(
             f"Python {', '.join(unknown)} is not in the matrix. Give one of "
@@ -78,10 +78,10 @@ def main() -> None:
     )
     failed = False
     for python, torch in MATRIX:
-        if asked.only and python not in asked.only:
+        if args.only and python not in args.only:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            counts = tested(python, torch, (asked.keep or Path(folder)) / f"{python}-{torch}")
+            counts = tested(python, torch, (args.keep or Path(folder)) / f"{python}-{torch}")
         results[python] = {"python": python, "torch": torch, **counts}
         failed |= bool(counts["failed"])
         print(f"Python {python}, torch {torch}: {counts}", flush=True)

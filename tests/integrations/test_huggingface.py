@@ -142,13 +142,13 @@ def test_a_model_that_is_not_trained_is_refused(tmp_path):
 @pytest.mark.slow
 def test_a_compiled_model_trains_to_the_same_norms(tmp_path):
     """With inductor, the default of torch_compile=True."""
-    plain, compiled = (
+    eager, compiled = (
         trainer(tmp_path / str(c), torch_compile=c, settings={"ratio": 1.5, "rate": 0.5})
         for c in (False, True)
     )
-    for made in (plain, compiled):
+    for made in (eager, compiled):
         made.train()
-    for one, two in zip(plain.state.log_history[:4], compiled.state.log_history[:4], strict=True):
+    for one, two in zip(eager.state.log_history[:4], compiled.state.log_history[:4], strict=True):
         assert one["norm/global"] == pytest.approx(two["norm/global"], rel=1e-5)
 
 

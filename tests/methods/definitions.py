@@ -1,7 +1,7 @@
 """Published methods written from their formulas alone, to compare the library with.
 
-``by_definition`` applies a rule to plain tensors; ``trained`` runs one of our optimizers on the
-same weights and gradients. Nothing here uses normcontrol.
+``by_definition`` applies a rule to tensors; ``trained`` runs an optimizer on the same weights and
+gradients. This file does not import normcontrol.
 """
 
 from __future__ import annotations

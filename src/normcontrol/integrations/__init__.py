@@ -1,7 +1,7 @@
 """Weight norm control in training frameworks: one module for each framework.
 
-A module here is the only one that imports its framework, and the rest of the package imports none
-of these modules. This file checks the version of a framework before it is imported.
+Each is the only module that imports its framework, and the rest of the package imports none of
+them. This file checks the version of a framework before it is imported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""Weight decay: the target is zero, and the methods differ in the rate.
 
-Each function constructs an optimizer and states its rule. The rules' arithmetic is not here: they
-are settings of ``AdamWN`` and ``NormControl``. In the rules, :math:`\alpha_t` is the learning rate,
-:math:`\lambda` the decay and u the direction of the base optimizer's step.
+Each function states the exact rule of a method and constructs its optimizer, as settings of
+``AdamWN`` or ``NormControl``. It contains no arithmetic. In the rules, :math:`\alpha_t` is the
+learning rate, :math:`\lambda` the decay and u the direction of the base optimizer's step.
 """
 
 from __future__ import annotations

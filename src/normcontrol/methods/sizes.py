@@ -1,7 +1,7 @@
 r"""Methods that control another size than the norm: the spectral norm, or attention logits.
 
-Each function constructs an optimizer and states its rule. The rules' arithmetic is not here: they
-are settings of ``NormControl`` with ``size``.
+Each function states the exact rule of a method and constructs its optimizer, as settings of
+``NormControl`` with ``size``. The laws are those of the norm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""Methods that keep a norm constant and set the angle of every step: Hyperball, rotational AdamW.
 
-Each function constructs an optimizer and states its rule. The rules' arithmetic is not here: they
-are settings of ``NormControl`` with ``relative_step``. In the rules, :math:`\alpha_t` is the
-learning rate and u the direction of the base optimizer's step.
+Each function states the exact rule of a method and constructs its optimizer, as settings of
+``NormControl`` with ``relative_step``. It contains no arithmetic. In the rules, :math:`\alpha_t` is
+the learning rate and u the direction of the base optimizer's step.
 """
 
 from __future__ import annotations

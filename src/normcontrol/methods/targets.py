@@ -1,8 +1,8 @@
 r"""Methods that keep a norm at a target, below a bound, or inside a band.
 
-Each function constructs an optimizer and states its rule. The rules' arithmetic is not here: they
-are settings of ``AdamWN`` and ``NormControl``. In the rules, :math:`\rho` is the norm of the
-weights that share one.
+Each function states the exact rule of a method and constructs its optimizer, as settings of
+``AdamWN`` or ``NormControl``. It contains no arithmetic. In the rules, :math:`\rho` is the norm of
+the weights that share one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def min_max_norm(
     high)`.
 
     This is the law of weight norm control for a band, published before that paper. Kernels of
-    Keras' Dense are transposed: ``axis=0`` of Keras is ``scope="row"`` here.
+    Keras' Dense are transposed: ``axis=0`` of Keras is ``scope="row"``.
     """
     return NormControl(
         Adam(params, lr, betas, **adam),

@@ -1,6 +1,6 @@
 """AdamWN for JAX: ``optax.adamw`` with weight norm control in place of weight decay.
 
-A chain of optax's Adam, the learning rate, and :func:`control_norm`. The method itself is not here.
+A chain of optax's Adam, the learning rate, and :func:`control_norm`, which contains the method.
 """
 
 from __future__ import annotations
