@@ -28,7 +28,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from normcontrol import AdamWN
-from normcontrol.scope import SCOPES, measure
+from normcontrol.scope import SCOPES
+from normcontrol.weights.passes import measure
 
 RANKS = 4
 

@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol import AdamWN
-from normcontrol.scope import SCOPES, measure
+from normcontrol.scope import SCOPES
+from normcontrol.weights.passes import measure
 from normcontrol.steppers import folded
 
 BYTES_ADAM = 28  # a weight in fp32: weight, m and v are read and written, the gradient read

@@ -267,7 +267,7 @@ def misses(steps: int = 600) -> dict[str, float]:
             opt.zero_grad()
             loss.backward()
             opt.step()
-            missed.append(opt._plan.needed.clone())
+            missed.append(opt.stepper.plan.needed.clone())
         late = torch.stack(missed[steps // 3 :]).float().mean().item()
         early = torch.stack(missed[: steps // 3]).float().mean().item()
         share[f"rate {rate:g}"] = late

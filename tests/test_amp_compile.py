@@ -84,7 +84,7 @@ def test_an_overflow_step_leaves_weights_norms_and_schedules_alone(make, scope, 
             (
                 weights(model),
                 [r.norm for r in opt.norms().values()],
-                int(opt.param_groups[0]["control_step"]),
+                int(opt.param_groups[0]["control"]["step"]),
             )
         )
     assert same(ends[0][0], ends[1][0])
@@ -139,7 +139,7 @@ def test_a_compiled_step_is_not_compiled_again_while_its_schedules_move():
     ours, theirs = (opt.norms()["global"] for opt in opts)
     assert ours.target.item() == pytest.approx(theirs.target.item(), rel=1e-12)
     assert ours.norm.item() == pytest.approx(theirs.norm.item(), rel=1e-5)
-    assert int(opts[0].param_groups[0]["control_step"]) == 50
+    assert int(opts[0].param_groups[0]["control"]["step"]) == 50
     assert opts[0].report()
 
 
@@ -207,7 +207,7 @@ def test_the_dummy_step_of_distributed_checkpoint_does_not_move_weights(make, or
     before = weights(model)
     state = get_optimizer_state_dict(model, opt)
     assert same(weights(model), before)
-    assert int(opt.param_groups[0]["control_step"]) == 0
+    assert int(opt.param_groups[0]["control"]["step"]) == 0
     assert "up.weight" in state["state"]
     train(model, opt, range(1))
     assert opt.norms()["global"].target.item() == pytest.approx(
@@ -224,7 +224,9 @@ def test_distributed_checkpoint_carries_the_reference_norms_and_the_step():
     set_optimizer_state_dict(
         other, opt_2, copy.deepcopy(get_optimizer_state_dict(model, opt))
     )  # it would share the moments
-    assert torch.equal(opt_2.param_groups[0]["norm0"], opt.param_groups[0]["norm0"])
+    assert torch.equal(
+        opt_2.param_groups[0]["control"]["reference"], opt.param_groups[0]["control"]["reference"]
+    )
     for m, o in ((model, opt), (other, opt_2)):
         train(m, o, range(4, 8))
     assert same(weights(model), weights(other))

@@ -160,7 +160,7 @@ class TestErrors:
             AdamWN({"kernel": jnp.ones((2, 2))})
 
     def test_a_decay_that_is_not_used_gives_one_warning(self, monkeypatch):
-        monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
+        monkeypatch.setattr("normcontrol.warn.GIVEN", set())
         with pytest.warns(
             UserWarning, match=r"adamwn does not decay: the value of weight_decay=0.1 is not used"
         ) as warned:

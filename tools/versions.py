@@ -35,7 +35,7 @@ CORE = [
     "tests/methods",
     "tests/predict",
     "tests/steppers/test_folded.py",
-    "tests/steppers/test_rounding.py",
+    "tests/weights/test_rounding.py",
     "tests/watch/test_telemetry.py",
 ]
 """The tests that need nothing but torch and the packages below."""

@@ -4,7 +4,7 @@ from normcontrol import predict
 from normcontrol.adamwn import AdamWN
 from normcontrol.control import NormControl
 from normcontrol.groups.members import param_groups
-from normcontrol.groups.sets import Reading
+from normcontrol.groups.readings import Reading
 from normcontrol.predict import recipes
 from normcontrol.schedule import (
     Schedule,

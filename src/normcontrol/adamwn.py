@@ -1,10 +1,13 @@
-"""AdamWN: a drop-in for ``torch.optim.AdamW`` whose regulariser is weight norm control (Algorithm
-1, line 13.c)."""
+"""AdamWN: a drop-in for ``torch.optim.AdamW`` whose regulariser is weight norm control.
+
+It is Algorithm 1 with line 13.c. This file has AdamW's arguments and the choice of a stepper;
+everything else is :class:`NormControl` around torch's own AdamW.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,31 +15,34 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from normcontrol.control import NormControl
-from normcontrol.distributed.sharding import Gradients, is_mixed, local
+from normcontrol.distributed.ranks import is_mixed
 from normcontrol.groups.members import marks_of_decay
-from normcontrol.groups.warn import say_once
 from normcontrol.schedule import Value, is_jax
-from normcontrol.steppers.folded import FoldedWeights, fold, folding
-from normcontrol.steppers.fused import Plan, Unfit, unfuse, why_not
+from normcontrol.steppers.clip import Clip
+from normcontrol.steppers.folded import FoldedStepper
+from normcontrol.steppers.fused import FusedStepper, why_not
+from normcontrol.steppers.stepper import PlainStepper
+from normcontrol.warn import warn_once
 
 
 class AdamWN(NormControl):
     """AdamW with weight norm control in place of weight decay.
 
-    Takes every argument of :class:`torch.optim.AdamW` and every setting of :class:`NormControl`. It
-    never decays: ``weight_decay`` only marks who is regularised. Groups that set their own keep
-    their meaning (non-zero: controlled, zero: left alone); otherwise tensors with two or more
-    dimensions are controlled.
+    Takes every argument of :class:`torch.optim.AdamW` and the settings of :class:`NormControl`. It
+    never decays: ``weight_decay`` only marks which weights are regularised. Groups that set their
+    own keep their meaning (non-zero: controlled, zero: not controlled); otherwise tensors with two
+    or more dimensions are controlled.
 
     On CUDA the whole step runs in Triton kernels, unless ``fused=False``, ``foreach=True`` or
-    ``differentiable=True`` ask for torch's own implementations, or the tensors do not allow it:
-    ``report()`` says which one ran and why.
+    ``differentiable=True`` ask for torch's own implementations, or the tensors do not allow it.
+    ``report()`` says which one runs and why.
 
-    Args: max_grad_norm: clip the gradients to this joint norm, as ``clip_grad_norm_`` does, within
-        the step. The norm
-            before clipping is then in ``opt.grad_norm``, a tensor.
+    Args:
+        max_grad_norm: clip the gradients to this joint norm, as ``clip_grad_norm_`` does, within
+            the step. The norm before clipping is then in ``opt.grad_norm``, a tensor.
 
-    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    >>> layers = torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)
+    >>> model = torch.nn.Sequential(*layers)
     >>> opt = AdamWN(model.parameters(), lr=1e-3, ratio=2.0, rate=0.1)
     >>> for _ in range(100):
     ...     loss = (model(torch.randn(16, 8)) - 1).square().mean()
@@ -72,12 +78,11 @@ class AdamWN(NormControl):
         start: Any = 0,
         norm_group: Any = None,
     ) -> None:
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(
-                f"max_grad_norm={max_grad_norm}: gradients cannot be clipped to that norm. Give a "
-                "positive one, or None."
-            )
-        params, reason = _look_at(params, fused, foreach, differentiable)
+        self.clip = clip = Clip(max_grad_norm)
+        params, tensors = as_lists(params)
+        reason = "fused=False, foreach=True or differentiable=True asked for it"
+        if fused is not False and not foreach and not differentiable:
+            reason = why_not(tensors) or ""
         adam = torch.optim.AdamW(
             params,
             lr,
@@ -89,43 +94,50 @@ class AdamWN(NormControl):
             foreach=foreach,
             capturable=capturable,
             differentiable=differentiable,
-            fused=True if reason is None else fused,
+            fused=fused if reason else True,
         )
-        marks = marks_of_decay(adam.param_groups, weight_decay)
-        if weight_decay != 1e-2 or True in marks:
-            decay = max(g["weight_decay"] for g in adam.param_groups)
-            if decay:
-                say_once(
-                    "decay",
-                    f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are "
-                    "controlled, and its value is not used. "
-                    "The norm is set by ratio= and rate=.",
-                )
-        for group, mark in zip(adam.param_groups, marks, strict=True):
-            group.setdefault("controlled", mark)
-            group["weight_decay"] = 0.0
-            if group["foreach"] is None and group["fused"] is None and is_mixed(group["params"]):
-                group["foreach"] = (
-                    # torch's default on CUDA is one call for all tensors, which refuses such lists
-                    False
-                )
-        adam.defaults["weight_decay"] = 0.0
-        self._reason, self._kernels = reason, reason is None
-        self._plan: Plan | None = None
-        self.max_grad_norm = max_grad_norm
-        self.grad_norm: Tensor | None = None
-        held = {"rate": rate, "scope": scope, "law": law, "order": order, "start": start}
-        super().__init__(adam, ratio=ratio, norm=norm, rms=rms, norm_group=norm_group, **held)  # type: ignore[arg-type]
+        replace_decay(adam, weight_decay)
+        if not reason:
+            stepper: Any = partial(FusedStepper, clip=clip)
+        else:
+            chosen = FoldedStepper if fused else PlainStepper
+            stepper = partial(chosen, clip=clip, reason=reason)
+        super().__init__(
+            adam,
+            ratio=ratio,
+            norm=norm,
+            rms=rms,
+            rate=rate,
+            scope=scope,
+            law=law,
+            order=order,
+            start=start,
+            norm_group=norm_group,
+            stepper=stepper,
+        )
 
-    _KEPT = (*NormControl._KEPT, "_reason", "_kernels", "max_grad_norm", "grad_norm")
+    @property
+    def max_grad_norm(self) -> float | None:
+        """The joint norm that gradients are clipped to; None for no clipping."""
+        return self.clip.max_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float | None) -> None:
+        self.clip.max_norm = value
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """The joint norm of the gradients at the last step before clipping, if they are clipped."""
+        return self.clip.norm
 
     @property
     def implementation(self) -> str:
         """What runs the step: the Triton kernels, or torch's own implementation and why."""
-        if self._reason is None:
+        if self.stepper.reason is None:
             return "Triton kernels"
-        chosen = next((name for name in ("fused", "foreach") if self.defaults.get(name)), "default")
-        return f"torch's {chosen} implementation, since {self._reason}"
+        defaults = self.optimizer.defaults
+        chosen = next((name for name in ("fused", "foreach") if defaults.get(name)), "default")
+        return f"torch's {chosen} implementation, since {self.stepper.reason}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its ``weight_decay``, if it has one, says whether it is controlled."""
@@ -134,134 +146,60 @@ class AdamWN(NormControl):
             param_group.setdefault("controlled", bool(decay))
         super().add_param_group(param_group)
 
-    def _build(self) -> None:
-        self._hand_over()
-        super()._build()
-        if not all(s.is_plain for s in self._sets):
-            raise ValueError(
-                "AdamWN makes its own step, so size=, relative_step= and cautious= are not among "
-                "its settings. Use them with "
-                "NormControl(torch.optim.Adam(...))."
-            )
-        self._gradients = Gradients(self._spread)
-        self._plan = None
 
-    def _hand_over(self) -> None:
-        """Leave in the groups what the next step needs, for a checkpoint or another plan."""
-        if self.__dict__.get("_plan") is not None:
-            self._plan.hand_over()  # type: ignore[union-attr]
-        for s in self._sets:
-            if isinstance(s.weights, FoldedWeights) and (
-                s.weights.owes() or "pending" in s.settings
-            ):
-                s.settings["pending"] = s.weights.pending()
-
-    @torch.compiler.disable
-    def state_dict(self) -> dict[str, Any]:
-        """As :class:`NormControl`'s, with what the fused step still owes its weights."""
-        self._hand_over()
-        return super().state_dict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._hand_over()
-        return super().__getstate__()
-
-    def _closure_comes_first(self) -> bool:
-        return True  # Adam calls it once, before anything else
-
-    def _get_ready(self) -> None:
-        """Have a plan that describes this step's tensors, or none and the reason why."""
-        if not self._kernels and self.defaults["fused"] and not torch.compiler.is_compiling():
-            for s in self._sets:
-                fold(s)
-        if not self._kernels or (
-            self._plan is not None and not torch.compiler.is_compiling() and self._plan.fits()
-        ):
-            return
-        try:
-            if torch.compiler.is_compiling():
-                raise Unfit("the step is compiled")
-            self._hand_over()
-            self._plan, self._reason = Plan(self.optimizer, self._sets), None
-        except Unfit as unfit:
-            if self._reason is None and not torch.compiler.is_compiling():
-                warnings.warn(
-                    f"AdamWN goes on with torch's fused implementation, since {unfit}.",
-                    stacklevel=4,
-                )
-            self._plan, self._reason = None, str(unfit)
-            for s in self._sets:
-                unfuse(s)
-
-    def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
-        grad_scale = getattr(self, "grad_scale", None)
-        factor = None if self.max_grad_norm is None else self._clip(self.max_grad_norm, grad_scale)
-        if self._plan is None:
-            if factor is not None:
-                grads = [
-                    p.grad
-                    for group in self.param_groups
-                    for p in group["params"]
-                    if p.grad is not None
-                ]
-                torch._foreach_mul_([local(g) for g in grads], factor.float())
-            with folding(self.optimizer, self._sets, getattr(self, "found_inf", None)):
-                return super()._inner_step(closure)
-        if grad_scale is not None:
-            factor = grad_scale.reciprocal() if factor is None else factor / grad_scale
-        self._plan.step(self._step, factor, getattr(self, "found_inf", None))
-        return None
-
-    @torch.no_grad()
-    def _clip(self, to: float, grad_scale: Tensor | None) -> Tensor:
-        """The factor that clips the gradients, as ``clip_grad_norm_`` computes it; GradScaler's
-        scale is not theirs."""
-        if self._plan is not None and not self._spread.is_shared:
-            norm = self._plan.grad_norm()
-        else:
-            norm = self._gradients.norm(
-                [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-            )
-        self.grad_norm = norm if grad_scale is None else norm / grad_scale
-        return (to / (self.grad_norm + 1e-6)).clamp(max=1.0)
+def replace_decay(adam: torch.optim.AdamW, weight_decay: float) -> None:
+    """Turn the decay of every group into a mark of who is controlled."""
+    groups = adam.param_groups
+    marks = marks_of_decay(groups, weight_decay)
+    decay = max(group["weight_decay"] for group in groups)
+    if decay and (weight_decay != 1e-2 or True in marks):
+        warn_once(
+            "decay",
+            f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are "
+            "controlled, and its value is not used. The norm is set by ratio= and rate=.",
+            stacklevel=3,
+        )
+    for group, mark in zip(groups, marks, strict=True):
+        group.setdefault("controlled", mark)
+        group["weight_decay"] = 0.0
+        unspecified = group["foreach"] is None and group["fused"] is None
+        if unspecified and is_mixed(group["params"]):
+            group["foreach"] = False  # torch's default on CUDA refuses mixed lists
+    adam.defaults["weight_decay"] = 0.0
 
 
-def _look_at(
-    params: ParamsT, fused: bool | None, foreach: bool | None, differentiable: bool
-) -> tuple[Any, str | None]:
-    """The parameters, which may be given as generators, and why they do not go through the Triton
-    kernels, if so."""
+UNORDERED = (set, frozenset)
+"""Passed on as they are: torch refuses them, in words that depend on its version."""
+
+
+def as_lists(params: Any) -> tuple[Any, list[Tensor]]:
+    """Return the parameters with generators made into lists, and all their tensors."""
     if isinstance(params, dict):
-        _refuse_jax(params.values())
+        refuse_jax(params.values())
     if isinstance(params, (Tensor, dict)):
-        return params, "this is not a list of parameters"  # which torch refuses better
+        return params, []  # torch refuses these
     groups: Any = [
         dict(g, params=_listed(g["params"])) if isinstance(g, dict) and "params" in g else g
         for g in _listed(params)
     ]
     if isinstance(params, UNORDERED):
         groups = params
-    if fused is False or foreach or differentiable:
-        return groups, "fused=False, foreach=True or differentiable=True asked for it"
     given = [
         item
         for g in groups
         for item in (g["params"] if isinstance(g, dict) and "params" in g else [g])
     ]
     tensors = [item[1] if isinstance(item, tuple) else item for item in given]
-    _refuse_jax(tensors)
-    return groups, why_not([t for t in tensors if isinstance(t, Tensor)])
+    refuse_jax(tensors)
+    return groups, [t for t in tensors if isinstance(t, Tensor)]
 
 
-def _refuse_jax(params: Iterable[Any]) -> None:
+def refuse_jax(params: Iterable[Any]) -> None:
+    """Refuse JAX arrays."""
     if any(is_jax(p) for p in params):
         raise TypeError(
             "The params hold a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn."
         )
-
-
-UNORDERED = (set, frozenset)
-"""Passed on as they are: what torch has to say about them depends on its version."""
 
 
 def _listed(params: Any) -> Any:

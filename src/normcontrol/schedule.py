@@ -255,7 +255,7 @@ class eta_times(lr_times):
     """
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
-        return group["lr"] / group.get("initial_lr", group["first_lr"]) * self.factor
+        return group["lr"] / group.get("initial_lr", group["control"]["first_lr"]) * self.factor
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def fail(fault: str | None) -> None:
 def test_a_lost_rank_is_an_error_in_time_and_fewer_ranks_finish_the_run(tmp_path, fault):
     *others, _ = run(train_with_checkpoints, 4, str(tmp_path), fault, timeout=TIMEOUT, died=(3,))
     for message, seconds in others:
-        assert "The norms could not be added up over the ranks [0, 1, 2, 3]" in message
+        assert "The norms could not be summed over the ranks [0, 1, 2, 3]" in message
         assert "resume from the last checkpoint" in message
         assert seconds < 2 * TIMEOUT
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "4"]

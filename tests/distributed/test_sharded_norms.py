@@ -372,7 +372,7 @@ def overflow() -> None:
             torch.equal(whole(p), q) for p, q in zip(model.parameters(), before, strict=True)
         ), fused
         assert relative(opt.norms()["global"].norm, norm) < 1e-7
-        assert int(opt.param_groups[0]["control_step"]) == 1
+        assert int(opt.param_groups[0]["control"]["step"]) == 1
 
 
 def test_overflow_on_one_rank_leaves_all_weights_alone():
@@ -381,7 +381,7 @@ def test_overflow_on_one_rank_leaves_all_weights_alone():
 
 def refused() -> None:
     mesh = init_device_mesh("cpu", (2,))
-    with pytest.raises(ValueError, match="sums still to be made"):
+    with pytest.raises(ValueError, match="sums that were not made yet"):
         NormControl(
             torch.optim.SGD([nn.Parameter(DTensor.from_local(W, mesh, [Partial()]))], lr=1.0)
         )

@@ -88,7 +88,7 @@ def pipeline() -> None:
         twin.norm_group = dist.group.WORLD
         twin.step()
     opt.param_groups[0]["params"][0].requires_grad_(False)
-    refusal(opt.step, "frozen or thawed", "norm_group")
+    refusal(opt.step, "frozen or unfrozen", "norm_group")
 
     # A rank without any controlled weight still lends a hand; when no rank has one, all refuse.
     weights = [nn.Linear(2, 2, bias=False).weight, nn.Parameter(torch.ones(2))]
@@ -172,11 +172,10 @@ def zero_redundancy() -> None:
     assert_close(model, alone)
     assert relative(around.norms()["global"].norm, one.norms()["global"].norm) < 1e-6
     gathered(around)
-    refusal(
-        lambda: ZeroRedundancyOptimizer(Model().parameters(), AdamWN, **SETTINGS),
-        "ZeroRedundancyOptimizer",
-        "norm_group",
-    )
+    unshared = Model()
+    inside_without_group = ZeroRedundancyOptimizer(unshared.parameters(), AdamWN, **SETTINGS)
+    backward(unshared, 1)
+    refusal(inside_without_group.step, "ZeroRedundancyOptimizer", "norm_group")
 
     # Saved on one rank, loaded on all.
     inside.consolidate_state_dict(to=0)
@@ -186,11 +185,15 @@ def zero_redundancy() -> None:
         [nn.Parameter(2 * p.detach()) for p in Model().parameters()], told, **SETTINGS
     )
     assert not torch.equal(
-        again.optim.param_groups[0]["norm0"], inside.optim.param_groups[0]["norm0"]
+        again.optim.param_groups[0]["control"]["reference"],
+        inside.optim.param_groups[0]["control"]["reference"],
     )
     again.load_state_dict(saved[0])
-    assert torch.equal(again.optim.param_groups[0]["norm0"], inside.optim.param_groups[0]["norm0"])
-    assert int(again.optim.param_groups[0]["control_step"]) == STEPS
+    assert torch.equal(
+        again.optim.param_groups[0]["control"]["reference"],
+        inside.optim.param_groups[0]["control"]["reference"],
+    )
+    assert int(again.optim.param_groups[0]["control"]["step"]) == STEPS
 
 
 def test_zero_redundancy_optimizer():
@@ -259,11 +262,11 @@ def fsdp1() -> None:
 
         # FSDP1's own state dict holds one reference norm a group, whoever holds the weights.
         saved = FullyShardedDataParallel.optim_state_dict(spread, opt)
-        assert saved["param_groups"][0]["norm0"].numel() == 1
-        norm0 = opt.param_groups[0]["norm0"].clone()
+        assert saved["param_groups"][0]["control"]["reference"].numel() == 1
+        norm0 = opt.param_groups[0]["control"]["reference"].clone()
         opt.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(spread, opt, saved))
-        assert torch.equal(opt.param_groups[0]["norm0"], norm0)
-        assert int(opt.param_groups[0]["control_step"]) == STEPS
+        assert torch.equal(opt.param_groups[0]["control"]["reference"], norm0)
+        assert int(opt.param_groups[0]["control"]["step"]) == STEPS
 
 
 def test_fsdp1_flat_parameters():

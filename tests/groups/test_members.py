@@ -16,7 +16,7 @@ OTHERS = ["up.bias", "norm.weight", "norm.bias", "down.bias", "head.bias"]
 
 def controlled(opt) -> list[str]:
     """The names of all tensors that share in control, in whatever set."""
-    return [name for s in opt._sets for name in s.names]
+    return [name for s in opt.sets for name in s.names]
 
 
 def split(model, decay=0.1, rest=0.0) -> list[dict]:
@@ -84,7 +84,7 @@ def test_a_group_can_say_for_itself_who_is_controlled():
 
 
 def test_adamwn_never_decays_and_says_once_that_the_value_is_not_used(monkeypatch):
-    monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())
     with pytest.warns(
         UserWarning,
         match=r"AdamWN does not decay: weight_decay=0\.1 only marks which weights are controlled",
@@ -104,7 +104,7 @@ def test_adamwn_never_decays_and_says_once_that_the_value_is_not_used(monkeypatc
 
 
 def test_the_default_decay_of_adamw_says_nothing(monkeypatch):
-    monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AdamWN(SmallModel().parameters())
@@ -164,7 +164,7 @@ def test_patterns_work_with_any_optimizer():
 def test_a_pattern_that_matches_nothing_raises():
     with pytest.raises(
         ValueError,
-        match=r"The pattern 'lm_head\.\*' matches no parameter\. The names are such as embed\.weight, .*mend",
+        match=r"The pattern 'lm_head\.\*' matches no parameter\. The names are such as embed\.weight, .*correct",
     ):
         param_groups(SmallModel(), {"lm_head.*": None})
 

@@ -78,7 +78,7 @@ def test_a_schedule_that_goes_bad_on_the_way_stops_the_step_and_leaves_the_weigh
     opt.step()
     with pytest.raises(
         ValueError,
-        match=rf"{name}=.* is {bad:g} at step 3: it must stay within .*Mend the schedule",
+        match=rf"{name}=.* is {bad:g} at step 3: it must stay within .*Correct the schedule",
     ):
         opt.step()
     assert p.tolist() == [[3.0, 4.0]]
@@ -102,7 +102,7 @@ def test_a_zero_initial_norm_where_parts_have_norms_of_their_own(scope, where):
     named = [("fine", Parameter(torch.ones(2, 2))), ("empty", Parameter(zero))]
     with pytest.raises(
         ValueError,
-        match=rf"empty has an initial norm of zero{where}, so no ratio to it can be held .*absolute target",
+        match=rf"empty has an initial norm of zero{where}, so it has no ratio to it .*absolute target",
     ):
         AdamWN(named, scope=scope)
     AdamWN(named, scope=scope, rms=0.02)
@@ -171,7 +171,7 @@ def test_decay_of_weights_that_are_not_controlled_is_the_optimizers_own_business
 def test_a_pattern_that_matches_nothing():
     with pytest.raises(
         ValueError,
-        match=r"The pattern 'blocks\.\*' matches no parameter\. .*mend the pattern or remove it",
+        match=r"The pattern 'blocks\.\*' matches no parameter\. .*correct the pattern or remove it",
     ):
         param_groups(SmallModel(), {"blocks.*": {}})
 
@@ -242,7 +242,7 @@ def test_a_state_without_reference_norms_takes_the_weights_as_they_are_and_says_
         model.up.weight.mul_(3)
     with pytest.warns(
         UserWarning,
-        match=r"holds no reference norms: .*The weights as they are at the next step become the reference",
+        match=r"has no reference norms: .*The weights at the next step become the reference",
     ):
         opt.load_state_dict(adamw.state_dict())
     present = math.sqrt(sum(p.square().sum().item() for p in model.parameters() if p.dim() >= 2))

@@ -6,4 +6,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def forget_warnings(monkeypatch):
     """Warnings that are given once in a process are given again in every test."""
-    monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())

@@ -106,7 +106,7 @@ def test_any_target_replaces_the_default(tmp_path):
 def test_gradient_accumulation_controls_once_for_each_optimizer_step(tmp_path):
     made = trainer(tmp_path, max_steps=3, gradient_accumulation_steps=4)
     made.train()
-    assert int(controller(made.optimizer).param_groups[0]["control_step"]) == 3
+    assert int(controller(made.optimizer).param_groups[0]["control"]["step"]) == 3
 
 
 def test_fine_tuning_keeps_the_norm_of_the_loaded_weights(tmp_path):

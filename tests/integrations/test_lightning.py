@@ -111,7 +111,7 @@ def test_trainer_reaches_the_target_logs_it_and_resumes_bit_for_bit(tmp_path):
 def test_gradient_accumulation_and_clipping(tmp_path):
     learner = fit(tmp_path, max_steps=3, accumulate_grad_batches=4, gradient_clip_val=0.5)
     assert len(learner.norms) == 12
-    assert int(learner.optimizers().param_groups[0]["control_step"]) == 3
+    assert int(learner.optimizers().param_groups[0]["control"]["step"]) == 3
 
 
 def test_several_optimizers_are_logged_under_their_index(tmp_path):

@@ -40,7 +40,6 @@ from timm.utils import ModelEmaV3
 
 import normcontrol.integrations.timm  # noqa: F401
 from normcontrol import AdamWN, linear, lr_times, reproject_
-from normcontrol.groups.sets import members_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples/timm_classifier.py"
 PAGE = Path(__file__).parents[2] / "docs/timm.md"
@@ -72,7 +71,7 @@ def norm_of(tensors) -> float:
 
 
 def controlled(optimizer) -> set[int]:
-    return {id(p) for members in members_of(optimizer.param_groups) for p in members.params}
+    return {id(p) for s in optimizer.sets for p in s.params}
 
 
 def check_adamwn_by_name_controls_what_timm_would_decay() -> None:

@@ -93,5 +93,5 @@ def test_the_multiplier_of_an_inactive_constraint_is_zero():
     loose = methods.cpr([nn.Parameter(torch.ones(4, 4))], lr=1e-3, kappa=100.0)
     loose.param_groups[0]["params"][0].grad = torch.ones(4, 4)
     loose.step()
-    assert loose.param_groups[0]["memory"][0].item() == 0
+    assert loose.param_groups[0]["control"]["memory"][0].item() == 0
     assert loose.norms()["group0.tensor0"].scale == 1

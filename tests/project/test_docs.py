@@ -35,7 +35,7 @@ def test_every_python_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(
         torch, "compile", functools.partial(torch.compile, backend="eager")
     )  # traced, but not built: seconds
-    monkeypatch.setattr("normcontrol.groups.warn.SAID", set())
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())
     torch.manual_seed(0)
     namespace: dict = {"__name__": page.stem}
     text, printed = page.read_text(), ""

@@ -234,7 +234,7 @@ def test_a_captured_step_sees_its_schedules_move(kind, name):
     train(eager, eager_opt, range(13))
     for a, b in zip(model.parameters(), eager.parameters(), strict=True):
         assert ((a - b).norm() / b.norm()).item() < 1e-5
-    assert int(opt.param_groups[0]["control_step"]) == 13
+    assert int(opt.param_groups[0]["control"]["step"]) == 13
     for a, b in zip(opt.norms().values(), eager_opt.norms().values(), strict=True):
         assert torch.allclose(a.target, b.target, rtol=1e-6)
 
@@ -275,10 +275,10 @@ def test_an_overflow_step_leaves_weights_and_schedules_alone(kind, scope, order)
     for t in range(6):
         if t in (0, 3, 4):
             before = copy.deepcopy(model)
-            count = int(opt.param_groups[0]["control_step"])
+            count = int(opt.param_groups[0]["control"]["step"])
             scaled_step(model, opt, scaler, 99, overflow=True)
             assert_same_bits(model, before)
-            assert int(opt.param_groups[0]["control_step"]) == count
+            assert int(opt.param_groups[0]["control"]["step"]) == count
         scaled_step(model, opt, scaler, t)
-    assert int(opt.param_groups[0]["control_step"]) == 6
+    assert int(opt.param_groups[0]["control"]["step"]) == 6
     assert opt.norms()

@@ -34,12 +34,12 @@ def held(opt):
         [
             t
             for t in torch.utils._pytree.tree_leaves(
-                (opt.param_groups, list(opt.state.values()), [s.last for s in opt._sets])
+                (opt.param_groups, list(opt.state.values()), [s.last for s in opt.sets])
             )
             if isinstance(t, torch.Tensor)
         ]
-        + [s.initial for s in opt._sets]
-        + [s.reference for s in opt._sets]
+        + [s.initial for s in opt.sets]
+        + [s.unit for s in opt.sets]
     )
 
 

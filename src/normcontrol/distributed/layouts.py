@@ -1,96 +1,108 @@
-"""Layouts whose pieces are plain tensors: refused where it can be seen that the norm of a piece
-would be taken for the norm of the whole, as FSDP1, ZeRO and ZeroRedundancyOptimizer would otherwise
-have it.
+"""Layouts whose shards are plain tensors: FSDP1, ZeRO, Megatron, ZeroRedundancyOptimizer.
+
+The norm of such a shard could be taken for the norm of the whole tensor. Where a layout can be
+recognised, it is refused with a sentence that says what to do.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from normcontrol.distributed.sharding import Spread, is_dtensor
+from normcontrol.distributed.ranks import is_dtensor
+from normcontrol.distributed.sharing import Sharing
 from normcontrol.scope import Scope
 
-PIECES = {
+MARKS = {
     "_fsdp_flattened": "FSDP1's flat parameters",
     "tensor_model_parallel": "a tensor that Megatron splits",
 }
-"""What layouts with plain tensors mark their pieces with."""
+"""Attributes by which layouts mark their shards, and what these are."""
+
+ADVICE = "Give the process group that shares the norm, norm_group=dist.group.WORLD for one"
+
+
+def has_several_ranks() -> bool:
+    """Return whether torch.distributed runs with more than one process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def check_recognised(
     names: Sequence[str],
     params: Sequence[Tensor],
     scope: Scope,
-    spread: Spread,
-    was: Tensor | None = None,
+    sharing: Sharing,
+    captured: Tensor | None = None,
 ) -> None:
-    """Refuse weights that can be seen to be pieces whose norm would be taken for the norm of the
-    whole.
+    """Refuse shards whose norm would be taken for the norm of the whole tensor.
 
-    ``was`` are the reference norms that were captured before, of which there is one a part.
+    ``captured`` are the reference norms that were stored before, one for every part.
     """
-    alone = not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
-    if alone:
+    if not has_several_ranks():
         return
-    how = "Give the process group that shares the norm, norm_group=dist.group.WORLD for one"
-    if spread.told is None:
-        for mark, kind in PIECES.items():
-            piece = next(
-                (name for name, p in zip(names, params, strict=True) if getattr(p, mark, False)),
-                None,
-            )
-            if piece is not None:
-                raise ValueError(
-                    f"{piece} is this rank's piece of {kind}, and its norm is not that of the "
-                    f"whole. {how}."
-                )
-        if _inside_zero_redundancy():
-            raise ValueError(
-                "ZeroRedundancyOptimizer gives each rank's optimizer some of the tensors only, "
-                f"and their norm is not that of all. {how}, "
-                "or put NormControl around the ZeroRedundancyOptimizer."
-            )
-        if (
-            was is not None
-            and len(was) != sum(scope.sizes(params))
-            and not any(map(is_dtensor, params))
-        ):
-            raise ValueError(
-                f"The optimizer was constructed with {len(was)} norms to hold in a group, and now "
-                f"finds {sum(scope.sizes(params))}: its "
-                f"tensors were replaced, as ZeRO replaces them by this rank's pieces. {how}; with "
-                "flat pieces, also controlled=True."
-            )
+    if sharing.norm_group is None:
+        _check_marks(names, params)
+        if captured is not None and not any(map(is_dtensor, params)):
+            _check_count(len(captured), sum(scope.sizes(params)))
     elif not scope.joint:
-        flat = next(
-            (
-                name
-                for name, p in zip(names, params, strict=True)
-                if p.dim() < 2 or getattr(p, "_fsdp_flattened", False)
-            ),
-            None,
+        _check_whole(names, params, scope)
+
+
+def _check_marks(names: Sequence[str], params: Sequence[Tensor]) -> None:
+    for mark, kind in MARKS.items():
+        for name, p in zip(names, params, strict=True):
+            if getattr(p, mark, False):
+                raise ValueError(
+                    f"{name} is this rank's shard of {kind}, and its norm is not that of the "
+                    f"whole. {ADVICE}."
+                )
+
+
+def _check_count(before: int, now: int) -> None:
+    if before != now:
+        raise ValueError(
+            f"The optimizer was constructed with {before} norms to control in a group, and now "
+            f"finds {now}: its tensors were replaced, as ZeRO replaces them by this rank's shards. "
+            f"{ADVICE}; with flat shards, also controlled=True."
         )
-        if flat is not None:
+
+
+def _check_whole(names: Sequence[str], params: Sequence[Tensor], scope: Scope) -> None:
+    for name, p in zip(names, params, strict=True):
+        if p.dim() < 2 or getattr(p, "_fsdp_flattened", False):
             raise ValueError(
-                f"scope={scope.name!r} needs whole tensors, but under norm_group {flat} is flat, "
-                "as the pieces of FSDP1 and ZeRO are, in "
-                "which tensors and rows cannot be told apart. Use scope='global' or 'group', or "
-                "FSDP2, whose DTensors know what they are."
+                f"scope={scope.name!r} needs whole tensors, but under norm_group {name} is flat, "
+                "like the shards of FSDP1 and ZeRO, in which tensors and rows cannot be told "
+                "apart. Use scope='global' or 'group', or FSDP2, whose DTensors know what they are."
             )
 
 
-def _inside_zero_redundancy() -> bool:
-    """Whether ZeroRedundancyOptimizer is constructing this: it leaves no other trace that a rank's
-    tensors are not all."""
+def refuse_zero_redundancy(optimizer: Optimizer) -> Any:
+    """Refuse ``optimizer`` at its first step if it is inside a ZeroRedundancyOptimizer.
+
+    ZeroRedundancyOptimizer gives the optimizer of each rank some of the tensors only, and marks
+    neither. A hook on all optimizers sees the outer one before its step. Returns the handle to
+    remove the hook with, or None if there is nothing to look for.
+    """
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    frame: Any = sys._getframe() if module is not None else None
-    while frame is not None:
-        if isinstance(frame.f_locals.get("self"), module.ZeroRedundancyOptimizer):  # type: ignore[union-attr]
-            return True
-        frame = frame.f_back
-    return False
+    if module is None or not has_several_ranks():
+        return None
+    inner = weakref.ref(optimizer)
+
+    def check(stepping: Optimizer, *_: Any) -> None:
+        inside = isinstance(stepping, module.ZeroRedundancyOptimizer)
+        if inside and getattr(stepping, "optim", None) is inner():
+            raise ValueError(
+                "ZeroRedundancyOptimizer gives each rank's optimizer some of the tensors only, and "
+                f"their norm is not that of all. {ADVICE}, or put NormControl around the "
+                "ZeroRedundancyOptimizer."
+            )
+
+    return register_optimizer_step_pre_hook(check)

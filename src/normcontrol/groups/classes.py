@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normcontrol.distributed.sharding import Spread, whole_norms
-from normcontrol.groups.members import marks_of_decay
-from normcontrol.groups.sets import Members, members_of
+from normcontrol.distributed.shards import whole_norms
+from normcontrol.distributed.sharing import Sharing
+from normcontrol.groups.members import Members, marks_of_decay, members_of
 from normcontrol.scope import SCOPES
 
 
@@ -151,7 +151,7 @@ def classes_of(
                 f"{', '.join(names[:3])}."
             )
     with torch.no_grad():
-        norms = whole_norms(params, SCOPES["global"], Spread(params)).tolist()
+        norms = whole_norms(params, SCOPES["global"], Sharing(params)).tolist()
     found = []
     for label, group, indices in sort_members(members):
         count = sum(params[i].numel() for i in indices)

@@ -1,39 +1,73 @@
-"""Who is controlled: the default rule, the marks that people's parameter groups already carry, and
-rules by name.
+"""Who is controlled: the default rule, the marks in existing parameter groups, rules by name.
 
-A group's ``controlled`` is True (all of it), False (none of it), or "matrices": tensors with two or
-more dimensions, which leaves biases and norm layers alone as the paper does (section 4 and
-appendix).
+A group's ``controlled`` is True (all tensors), False (none), or "matrices": tensors with two or
+more dimensions. The last is the default; it leaves biases and norm layers alone, as the paper does
+(section 4 and appendix).
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from normcontrol.distributed.ranks import is_dtensor
+
+
+class Members(NamedTuple):
+    """The controlled tensors of a group, and their names."""
+
+    names: list[str]
+    params: list[Tensor]
+
 
 def is_controlled(group: Mapping[str, Any], param: Tensor) -> bool:
-    """Whether the group's ``controlled`` covers this tensor; a tensor without elements has no
-    norm."""
-    rule = group["controlled"]
+    """Return whether the group's ``controlled`` includes this tensor.
+
+    A tensor without elements has no norm.
+    """
+    rule = group.get("controlled", "matrices")
     return bool(rule) and param.numel() > 0 and (rule is True or param.dim() >= 2)
 
 
+def members_of(groups: Sequence[Mapping[str, Any]]) -> list[Members]:
+    """Return the controlled tensors of every group; a tied tensor counts once."""
+    seen: set[Any] = set()
+    found = []
+    for index, group in enumerate(groups):
+        members = Members([], [])
+        names = group.get("param_names")
+        for j, p in enumerate(group["params"]):
+            if not is_controlled(group, p):
+                continue
+            # A DTensor has no address of its own, and its shard on this rank may be empty.
+            by_identity = p.is_meta or is_dtensor(p)
+            memory = id(p) if by_identity else (p.device, p.data_ptr(), p.shape, p.stride())
+            if memory not in seen:
+                members.names.append(names[j] if names else f"group{index}.tensor{j}")
+                members.params.append(p)
+            seen.add(memory)
+        found.append(members)
+    return found
+
+
 def marks_of_decay(groups: Iterable[Mapping[str, Any]], default_decay: float) -> list[Any]:
-    """What each group's ``weight_decay`` says about who is regularised.
+    """Return the ``controlled`` of every group that its ``weight_decay`` stands for.
 
     Groups that set their own decay mark who was decayed: non-zero is controlled, zero is left
     alone. If no group sets its own, or all are zero, nothing is marked and the matrices are
     controlled.
 
-    >>> marks_of_decay([{"weight_decay": 0.1}, {"weight_decay": 0.0}], default_decay=0.01)     # nanoGPT
+    >>> nanogpt = [{"weight_decay": 0.1}, {"weight_decay": 0.0}]
+    >>> marks_of_decay(nanogpt, default_decay=0.01)
     [True, False]
-    >>> marks_of_decay([{"weight_decay": 0.0}, {"weight_decay": 0.0}], default_decay=0.01)     # Hugging Face's default
+    >>> huggingface_default = [{"weight_decay": 0.0}, {"weight_decay": 0.0}]
+    >>> marks_of_decay(huggingface_default, default_decay=0.01)
     ['matrices', 'matrices']
-    >>> marks_of_decay([{"weight_decay": 0.1}], default_decay=0.1)     # AdamW(model.parameters(), weight_decay=0.1)
+    >>> one_decay_for_all = [{"weight_decay": 0.1}]
+    >>> marks_of_decay(one_decay_for_all, default_decay=0.1)
     ['matrices']
     """
     decays = [float(group.get("weight_decay", 0.0)) for group in groups]
@@ -45,7 +79,7 @@ def marks_of_decay(groups: Iterable[Mapping[str, Any]], default_decay: float) ->
 def param_groups(
     model: nn.Module, rules: Mapping[str, Mapping[str, Any] | None], **rest: Any
 ) -> list[dict[str, Any]]:
-    """Parameter groups by name pattern, for any optimizer.
+    """Return parameter groups by name pattern, for any optimizer.
 
     Each rule maps a pattern (``*`` and ``?`` as in file names) to the settings of a group, or to
     None to leave those tensors alone. The first pattern that matches a name wins; a pattern that
@@ -54,8 +88,11 @@ def param_groups(
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
     >>> groups = param_groups(model, {"0.*": None, "2.*": {"scope": "row", "lr": 1e-4}})
-    >>> [(g["controlled"], [name for name, _ in g["params"]]) for g in groups]
-    [(False, ['0.weight']), ('matrices', ['2.weight', '2.bias']), ('matrices', ['1.weight', '1.bias'])]
+    >>> for group in groups:
+    ...     print(group["controlled"], [name for name, _ in group["params"]])
+    False ['0.weight']
+    matrices ['2.weight', '2.bias']
+    matrices ['1.weight', '1.bias']
     """
     named = [(name, p) for name, p in model.named_parameters()]
     groups: list[dict[str, Any]] = []
@@ -65,8 +102,8 @@ def param_groups(
         if not won:
             raise ValueError(
                 f"The pattern {pattern!r} matches no parameter{_taken(pattern, named)}. The names "
-                "are such as "
-                f"{', '.join(name for name, _ in named[:3])}; mend the pattern or remove it."
+                f"are such as {', '.join(name for name, _ in named[:3])}; correct the pattern or "
+                "remove it."
             )
         left = [(name, p) for name, p in left if not fnmatch.fnmatchcase(name, pattern)]
         group = {
@@ -77,10 +114,9 @@ def param_groups(
         if settings is not None and not any(is_controlled(group, p) for _, p in won):
             raise ValueError(
                 f"The pattern {pattern!r} matches {', '.join(name for name, _ in won[:3])}, none "
-                "of which has two or more "
-                "dimensions, so nothing there would be controlled. Add controlled=True to its "
-                "settings to control them all "
-                "the same, or give None to leave them alone."
+                "of which has two or more dimensions, so nothing there would be controlled. Add "
+                "controlled=True to its settings to control them anyway, or give None to leave "
+                "them alone."
             )
         groups.append(group)
     if left:

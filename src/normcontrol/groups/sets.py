@@ -1,297 +1,210 @@
-"""Which weights stand under one setting: the members of each group, sorted into sets that share a
-target and a rate."""
+"""Sets: the weights that stand under one target and one rate.
+
+A set belongs to one group, or to all groups that share the global norm. It knows its tensors, its
+reference and its settings, and what the controller did at the last step. It does not measure or
+multiply weights: a stepper does.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normcontrol.distributed.sharding import Shards, Spread, is_dtensor, shards_of
+from normcontrol.distributed.shards import Shards
 from normcontrol.groups.clock import Clock
-from normcontrol.groups.members import is_controlled
-from normcontrol.groups.settings import PLAIN, Group, check_sharded, check_shared, target_kind
+from normcontrol.groups.settings import MECHANISMS, Group, setting, target_kind
+from normcontrol.groups.state import state_of
 from normcontrol.law import Integral, Law, law_of
 from normcontrol.mechanisms.size import size_of
 from normcontrol.mechanisms.start import ROWS, AtInflection, AtStep
-from normcontrol.mechanisms.update import CautiousWeights
+from normcontrol.mechanisms.update import resize_
 from normcontrol.schedule import Schedule, custom, lr_times, trace
-from normcontrol.scope import Weights, join, parse_scope
-
-
-class Reading(NamedTuple):
-    """What the controller saw and did at its last step: tensors, so that nothing waits until you
-    read one."""
-
-    norm: Tensor
-    target: Tensor
-    ratio: Tensor
-    scale: Tensor
-
-    def decay(self, lr: Tensor | float) -> Tensor:
-        """The effective weight decay of the last step, ``(1 - scale) / lr``: AdamW with this decay
-        would have scaled by as much. ``lr`` is the learning rate of that step. It is negative while
-        the norm is lengthened."""
-        return (1 - self.scale) / lr
-
-
-class Members(NamedTuple):
-    """The controlled tensors of a group and their names."""
-
-    names: list[str]
-    params: list[Tensor]
+from normcontrol.scope import parse_scope
+from normcontrol.target import TARGETS
 
 
 class WeightSet:
-    """Weights under one setting: those of one group, or of all groups that share the global
-    norm."""
+    """Weights that stand under one target and one rate.
+
+    Args:
+        groups: the parameter groups that the weights belong to; the first one has the settings.
+        names: the names of the tensors.
+        params: the tensors.
+        stored: the reference norms of the tensors, as the groups store them.
+        shards: how the tensors are spread over processes; None if they are whole.
+    """
 
     def __init__(
         self,
         groups: list[Group],
         names: list[str],
         params: list[Tensor],
-        initial: list[Tensor],
-        home: Tensor,
+        stored: list[Tensor],
         shards: Shards | None = None,
     ) -> None:
-        self.groups = groups
+        self.groups, self.names, self.params, self.shards = groups, names, params, shards
         self.settings = groups[0]
-        self.names = names
-        self.params = params
-        self.shards = shards  # None: the weights are whole, and this process's own
-        self._stored = initial  # where the groups keep what follows
-        whole = torch.cat([parts.to(home.device) for parts in initial]) if initial else home[:0]
-        self.initial = (
-            whole if shards is None else shards.held(whole)
-        )  # the norm of every part at theta_0
         self.scope = parse_scope(self.settings["scope"])
-        self.weights: Weights = shards or self.own_weights()
+        self.size = size_of(setting(self.settings, "size"))
         self.kind = target_kind(self.settings)
-        self.reference = self._reference()
+        self._stored = stored
+        home = state_of(self.settings).reference
+        whole = torch.cat([norms.to(home.device) for norms in stored]) if stored else home[:0]
+        self.initial = whole if shards is None else shards.known(whole)
+        """The reference norm of every part."""
+        self.unit = TARGETS[self.kind](self.scope.join(self.initial), self._unit_norms())
+        """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
         self.law, self.start = self._law(), self._start()
-        self.before: list[
-            Tensor
-        ] = []  # the weights before the optimizer's step, where a method needs them
-        self.last: tuple[Tensor, Tensor, Tensor] | None = (
-            None  # parts, target and scale of the last step
-        )
-
-    def own_weights(self) -> Weights:
-        """The weights, measured and multiplied in passes of their own."""
-        kind = CautiousWeights if self.settings["cautious"] else Weights
-        return kind(self.params, self.scope, size_of(self.settings["size"]))
+        self.mechanisms = {
+            name for name, unused in MECHANISMS.items() if setting(self.settings, name) != unused
+        }
+        """The optional mechanisms that are in use."""
+        self.before: list[Tensor] = []
+        """The weights before the optimizer's step, if a mechanism needs them."""
+        self.parts: Tensor | None = None
+        """The norm of every part, as a stepper last measured it; None before the first step."""
+        self.last: tuple[Tensor, Tensor] | None = None
+        """The target and the scale of the last step."""
 
     @property
-    def is_plain(self) -> bool:
-        """Whether all there is to it is measuring norms and multiplying weights."""
-        return all(self.settings[name] == value for name, value in PLAIN.items() if name != "start")
+    def order(self) -> str:
+        """Whether the weights are scaled "after" or "before" the optimizer's step."""
+        return self.settings.get("order", "after")
 
-    def _law(self) -> Law:
-        law = law_of(self.settings["law"])
-        return law or Integral(
-            self._memory()[0].reshape(self.reference.shape), self._unit_norms().square()
-        )
+    @property
+    def is_joint_over_ranks(self) -> bool:
+        """Whether other ranks may have weights of this set that this rank cannot see."""
+        return self.shards is not None and self.shards.norm_group is not None
 
-    def _start(self) -> AtStep | AtInflection | None:
-        start = self.settings["start"]
-        return (
-            AtInflection(self._memory()[1:])
-            if start == "inflection"
-            else AtStep(start)
-            if start
-            else None
-        )
+    def target(self, clock: Clock) -> Tensor:
+        """Return the target norm at this step: ``r_t ||theta_0||`` for a ratio."""
+        return self.value(self.kind, clock, math.inf) * self.unit
 
-    def _memory(self) -> Tensor:
-        """What laws and starts remember of every norm, in the group and so in checkpoints."""
-        shape = (1 + ROWS, self.reference.numel())
-        memory = self.settings.get("memory")
-        if memory is None or memory.shape != shape:
-            memory = self.reference.new_zeros(shape)
-        self.settings["memory"] = memory.to(self.reference.device)
-        return self.settings["memory"]
+    def apply_law(
+        self, norm: Tensor, target: Tensor, clock: Clock, skip: Tensor | None = None
+    ) -> Tensor:
+        """Return the scale that the law chooses at this step's rate."""
+        return usable(self.law(norm, target, self.rate(clock, skip)), norm, skip)
 
-    def take_reference(self, parts: Tensor, now: Tensor) -> None:
-        """Let the norms of this step be the reference where it is time, here and in the groups."""
-        self.initial.copy_(torch.where(now, parts, self.initial))
-        self.reference.copy_(join(self.initial, self.scope))
-        for stored, taken in zip(
-            self._stored, self.initial.split([len(s) for s in self._stored]), strict=True
-        ):
-            stored.copy_(taken)
+    def rate(self, clock: Clock, skip: Tensor | None) -> Tensor | float:
+        """Return the rate at this step: 0 before the start, and in a step that is skipped."""
+        rate = self.value("rate", clock, 1.0)
+        if self.start is not None:
+            rate = torch.where(self.start.is_active(clock.step), rate, 0.0)
+        if skip is not None:  # a law with memory must not learn from an overflow
+            rate = torch.where(skip == 0, rate, 0.0)
+        return rate
 
-    def _reference(self) -> Tensor:
-        """What the scheduled number is a multiple of: the initial norm, 1, or the norm of weights
-        of rms 1."""
-        initial = join(self.initial, self.scope)
-        if self.kind == "ratio":
-            return initial
-        return torch.ones_like(initial) if self.kind == "norm" else self._unit_norms()
+    def value(self, name: str, clock: Clock, most: float) -> Tensor | float:
+        """Return a setting's value at this step.
 
-    def _unit_norms(self) -> Tensor:
-        """The norms of weights of rms 1: the roots of how many there are."""
-        if self.shards is not None and self.shards.told:
-            return join(self.shards.unit_norms(), self.scope)
-        sizes = self.scope.sizes(self.params)
-        counts = [
-            math.sqrt(p.numel() / n)
-            for p, n in zip(self.params, sizes, strict=True)
-            for _ in range(n)
-        ]
-        units = torch.tensor(counts, dtype=self.initial.dtype, device=self.initial.device)
-        return join(units if self.shards is None else self.shards.held(units), self.scope)
-
-    def value(
-        self, name: str, low: float, high: float, clock: Clock, step: Tensor
-    ) -> Tensor | float:
-        """A setting's value at this step, refused where it can be seen, without waiting for a
-        device, to be wrong."""
-        schedule = self.settings[name]
-        if callable(schedule) and not isinstance(schedule, Schedule):  # put into the group by hand
-            schedule = self.settings[name] = custom(schedule)
-        if isinstance(schedule, lr_times) and any(
-            g["lr"] is not self.settings["lr"] and g["lr"] != self.settings["lr"]
-            for g in self.groups
-        ):
-            raise ValueError(
-                f"rate={schedule!r} follows the learning rate, but the groups that share the "
-                "global norm have different ones: "
-                f"{[float(g['lr']) for g in self.groups]}. Use scope='group', so that each group "
-                "has a norm and a rate of its own."
-            )
-        value = (
-            schedule.at(clock.now(step, self.initial.dtype), self.settings)
-            if isinstance(schedule, Schedule)
-            else schedule
-        )
-        if not clock.knows:
+        A value outside [0, ``most``] is refused if the host can see it without waiting.
+        """
+        given = self.settings[name]
+        if callable(given) and not isinstance(given, Schedule):  # written into the group by hand
+            given = self.settings[name] = custom(given)
+        value = given
+        if isinstance(given, Schedule):
+            if isinstance(given, lr_times):
+                self._check_learning_rates(given)
+            dtype = self.initial.dtype
+            now = torch.tensor(clock.calls, dtype=dtype) if clock.known else clock.step.to(dtype)
+            value = given.at(now, self.settings)
+        if not clock.known:
             return value
-        if isinstance(schedule, trace):
-            schedule.note_end(clock.calls)
+        if isinstance(given, trace):
+            given.note_end(clock.calls)
         if isinstance(value, Tensor):
-            if not value.is_cpu:  # a learning rate that lives on the device
+            if not value.is_cpu:  # a learning rate on the device
                 return value
             value = value.item()
-        if not low <= value <= high:
+        if not 0.0 <= value <= most:
             raise ValueError(
-                f"{name}={schedule!r} is {value:g} at step {clock.calls}: it must stay within "
-                f"[{low:g}, {high:g}]. "
-                "Mend the schedule; the weights were not scaled at this step."
+                f"{name}={given!r} is {value:g} at step {clock.calls}: it must stay within "
+                f"[0, {most:g}]. Correct the schedule; the weights were not scaled at this step."
             )
         return value
 
-    def reading(self, ratio: Tensor | float) -> Reading:
-        """The last step's numbers; before the first, the initial norms and the target for
-        ``ratio``."""
-        initial = join(self.initial, self.scope)
-        if self.last is None:
-            return Reading(
-                initial, ratio * self.reference, torch.ones_like(initial), torch.ones_like(initial)
-            )
-        parts, target, scale = self.last
-        norm = scale * join(
-            parts, self.scope
-        )  # no law's scale is negative, for rates within [0, 1]
-        return Reading(norm, target, norm / initial, scale)
+    def resize_update_(self, clock: Clock) -> None:
+        """Give the optimizer's last update the length that ``relative_step`` asks for."""
+        part = self.value("relative_step", clock, math.inf)
+        length = part * self.value(self.kind, clock, math.inf) * self.unit
+        resize_(self.params, self.before, self.scope, length, clock.step)
 
-    def parts(self) -> Tensor:
-        """The norm of every part now, even where the control joins them."""
-        return self.initial if self.last is None else self.last[2] * self.last[0]
+    def update_reference(self, clock: Clock, skip: Tensor | None) -> None:
+        """Store the current norms as the reference of the parts whose control starts now."""
+        if self.start is None or self.parts is None:
+            return
+        now = self.start.starts_now(self.scope.join(self.parts), clock.step)
+        now = now if skip is None else now & (skip == 0)
+        self.initial.copy_(torch.where(now, self.parts, self.initial))
+        self.unit.copy_(self.scope.join(self.initial))
+        pieces = self.initial.split([len(norms) for norms in self._stored])
+        for stored, piece in zip(self._stored, pieces, strict=True):
+            stored.copy_(piece)
+
+    def part_norms(self) -> Tensor:
+        """Return the norm of every part after the last step, even where the parts share a norm."""
+        if self.last is None or self.parts is None:
+            return self.initial
+        return self.last[1] * self.parts.detach()
 
     def whole(self, values: Tensor) -> Tensor:
-        """Numbers for the parts whose norms this process knows, made into numbers for all the parts
-        there are."""
+        """Return values for all parts, from those of the parts that this process knows."""
         return values if self.shards is None else self.shards.whole(values)
 
-
-def members_of(groups: list[Group]) -> list[Members]:
-    """The tensors of each group that are controlled, each once even if it is tied to another."""
-    seen: set[Any] = set()
-    found = []
-    for index, group in enumerate(groups):
-        members = Members([], [])
-        names = group.get("param_names")
-        for j, p in enumerate(group["params"]):
-            if not is_controlled(group, p):
-                continue
-            # A DTensor has no memory of its own to know it by, and its piece here may be empty.
-            memory = (
-                id(p)
-                if p.is_meta or is_dtensor(p)
-                else (p.device, p.data_ptr(), p.shape, p.stride())
+    def _check_learning_rates(self, given: Schedule) -> None:
+        lr = self.settings["lr"]
+        if any(g["lr"] is not lr and g["lr"] != lr for g in self.groups):
+            raise ValueError(
+                f"rate={given!r} follows the learning rate, but the groups that share the global "
+                f"norm have different ones: {[float(g['lr']) for g in self.groups]}. Use "
+                "scope='group', so that each group has a norm and a rate of its own."
             )
-            if memory not in seen:
-                members.names.append(names[j] if names else f"group{index}.tensor{j}")
-                members.params.append(p)
-            seen.add(memory)
-        found.append(members)
-    return found
+
+    def _unit_norms(self) -> Tensor:
+        """Return the norms of weights whose root-mean-square is 1: the roots of their numbers."""
+        if self.shards is not None and self.is_joint_over_ranks:
+            return self.scope.join(self.shards.unit_norms())
+        sizes = self.scope.sizes(self.params)
+        pairs = zip(self.params, sizes, strict=True)
+        counts = [math.sqrt(p.numel() / n) for p, n in pairs for _ in range(n)]
+        units = torch.tensor(counts, dtype=self.initial.dtype, device=self.initial.device)
+        return self.scope.join(units if self.shards is None else self.shards.known(units))
+
+    def _law(self) -> Law:
+        law = law_of(setting(self.settings, "law"))
+        if law is not None:
+            return law
+        return Integral(self._memory()[0].reshape(self.unit.shape), self._unit_norms().square())
+
+    def _start(self) -> AtStep | AtInflection | None:
+        start = setting(self.settings, "start")
+        if start == "inflection":
+            return AtInflection(self._memory()[1:])
+        return AtStep(start) if start else None
+
+    def _memory(self) -> Tensor:
+        """Return what laws and starts remember of every norm; it is stored in the group."""
+        state: dict[str, Any] = state_of(self.settings)
+        shape = (1 + ROWS, self.unit.numel())
+        memory = state.get("memory")
+        if memory is None or memory.shape != shape:
+            memory = self.unit.new_zeros(shape)
+        state["memory"] = memory.to(self.unit.device)
+        return state["memory"]
 
 
-def weight_sets(groups: list[Group], spread: Spread) -> list[WeightSet]:
-    """One set for all groups of global scope, and one for each other group. Frozen tensors are left
-    out."""
-    members = members_of(groups)
-    controlled = [
-        i for i in range(len(groups)) if members[i].params or _is_elsewhere(groups[i], spread)
-    ]
-    shared = [i for i in controlled if groups[i]["scope"] == "global"]
-    alone = [[i] for i in controlled if groups[i]["scope"] != "global"]
-    if shared:
-        check_shared(groups, shared)
-    sets = [
-        _weight_set(groups, members, indices, spread)
-        for indices in ([shared] if shared else []) + alone
-    ]
-    # A rank that holds nothing of a shared norm is still asked for it; that nobody holds anything
-    # shows in the norm alone.
-    if not controlled or all(_is_told(s) and not bool(s.initial.any()) for s in sets):
-        raise ValueError(
-            "Nothing would be controlled: no tensor has two or more dimensions in a group that is "
-            "not left alone. Say which are, "
-            "with controlled=True in their group."
-        )
-    return [s for s in sets if s.params or _is_told(s)]
+def usable(scale: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:
+    """Return the scale, or 1 where the weights must stay as they are.
 
-
-def _is_told(s: WeightSet) -> bool:
-    return s.shards is not None and s.shards.told is not None
-
-
-def _is_elsewhere(group: Group, spread: Spread) -> bool:
-    """Whether other ranks may hold weights of a group whose norm this rank shares, even if this one
-    holds none."""
-    return (
-        spread.told is not None
-        and group["controlled"] is not False
-        and parse_scope(group["scope"]).joint
-    )
-
-
-def _weight_set(
-    groups: list[Group], members: list[Members], indices: list[int], spread: Spread
-) -> WeightSet:
-    names, params, initial, shares = [], [], [], []
-    scope = parse_scope(groups[indices[0]]["scope"])
-    told = spread.told is not None and scope.joint
-    for index in indices:
-        norm0 = groups[index]["norm0"]
-        trained = [p.requires_grad for p in members[index].params]
-        names += [name for name, kept in zip(members[index].names, trained, strict=True) if kept]
-        params += [p for p, kept in zip(members[index].params, trained, strict=True) if kept]
-        pieces = (
-            []
-            if told
-            else zip(norm0.split(scope.sizes(members[index].params)), trained, strict=True)
-        )
-        initial += [norm0] if told else [parts for parts, kept in pieces if kept]
-        shares.append(sum(trained))
-    shards = shards_of(params, scope, spread, shares)
-    if shards is not None:
-        check_sharded(groups[indices[0]])
-    return WeightSet(
-        [groups[i] for i in indices], names, params, initial, groups[indices[0]]["norm0"], shards
-    )
+    Weights whose norm is zero or not finite have no direction to be scaled along; one NaN must not
+    spread to every weight that shares its norm. A step that GradScaler skips changes nothing.
+    """
+    good = torch.isfinite(scale) & torch.isfinite(norm)
+    if skip is not None:
+        good = good & (skip == 0)
+    return torch.where(good, scale, 1.0)

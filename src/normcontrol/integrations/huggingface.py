@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 import normcontrol
-from normcontrol.groups.sets import members_of
-from normcontrol.groups.settings import TARGETS
-from normcontrol.groups.warn import say_once
+from normcontrol.groups.members import members_of
 from normcontrol.integrations import require
+from normcontrol.target import TARGETS
+from normcontrol.warn import warn_once
 from normcontrol.watch.trackers import layout, values
 
 require("transformers", "4.47", "Trainer takes optimizer_cls_and_kwargs since then")
@@ -46,7 +46,7 @@ def adamwn(
             scratch, ``ratio=linear(1, 2, steps=...)`` is the paper's.
     """
     if not args.weight_decay:
-        say_once(
+        warn_once(
             "Trainer without decay",
             "TrainingArguments has weight_decay=0, which marks nothing: AdamWN controls the "
             "tensors with two or more dimensions. With any other value it controls exactly the "
@@ -82,7 +82,8 @@ class AdamWN(normcontrol.AdamWN):
         ):
             if group["scope"] != "global":
                 continue
-            zeros = [p for p, norm in zip(params, group["norm0"], strict=False) if norm == 0]
+            reference = group["control"].reference
+            zeros = [p for p, norm in zip(params, reference, strict=False) if norm == 0]
             if zeros:
                 raise ValueError(
                     f"{len(zeros)} of the {len(params)} tensors to be controlled are zero at the "
@@ -116,7 +117,7 @@ def _with_names(groups: list[Group], model: nn.Module) -> list[Group]:
         for group in groups
     ]
     if zeros:
-        say_once(
+        warn_once(
             "adapters that start at zero",
             f"{zeros[0][0]} and {len(zeros) - 1} more are not controlled: adapters start them at "
             "zero, so there is no initial norm that a ratio could refer to. The other factor of "

@@ -1,6 +1,6 @@
 """Sizes: what the controller measures in place of the norm (the setting ``size=``).
 
-A size is a function ``(tensors, scope) -> one number for every part``, as ``scope.measure`` is. It
+A size is a function ``(tensors, scope) -> one number for every part``, as ``measure`` is. It
 must be homogeneous: when the weights are multiplied by a factor, their size must be multiplied by
 the same factor. Otherwise the size does not move as the law says. A size knows nothing about
 targets, laws or optimizers.
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcontrol.scope import Scope, measure
+from normcontrol.scope import Scope
+from normcontrol.weights.passes import measure
 
 Size = Callable[[Sequence[Tensor], Scope], Tensor]
 

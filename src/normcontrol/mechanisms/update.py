@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normcontrol.scope import Scope, Weights, apply_, join, measure
+from normcontrol.scope import Scope
+from normcontrol.weights.passes import measure, multiply_
 
 
 @torch.no_grad()
@@ -24,25 +25,18 @@ def resize_(
     An update of length zero stays zero.
     """
     updates = torch._foreach_sub(list(params), list(before))
-    norm = join(measure(updates, scope), scope)
-    apply_(updates, scope, torch.where(norm > 0, length / norm, 1.0), step)
+    norm = scope.join(measure(updates, scope))
+    multiply_(updates, scope, torch.where(norm > 0, length / norm, 1.0), step)
     torch._foreach_copy_(list(params), torch._foreach_add(list(before), updates))
 
 
-class CautiousWeights(Weights):
-    """Weights of which only those are scaled that the optimizer's update moved towards zero.
+def multiply_cautiously_(
+    params: Sequence[Tensor], before: Sequence[Tensor], scope: Scope, scale: Tensor, step: Tensor
+) -> None:
+    """Scale only the weights that the update moved towards zero.
 
-    ``before`` is a copy of the weights from before the update; set it at every step. ``scale - 1``
-    times that value is added to each of these weights.
+    ``scale - 1`` times their value before the update is added to them.
     """
-
-    before: list[Tensor]
-
-    def apply_(self, scale: Tensor, step: Tensor) -> None:
-        """Scale the weights that moved towards zero, in place."""
-        towards_zero = [
-            (old - p) * old >= 0 for p, old in zip(self.params, self.before, strict=True)
-        ]
-        scaled = [old * mask for old, mask in zip(self.before, towards_zero, strict=True)]
-        apply_(scaled, self.scope, scale - 1, step)
-        torch._foreach_add_(self.params, scaled)
+    changes = [old * ((old - p) * old >= 0) for p, old in zip(params, before, strict=True)]
+    multiply_(changes, scope, scale - 1, step)
+    torch._foreach_add_(list(params), changes)

@@ -9,11 +9,11 @@ from typing import Any
 
 import optax
 
-from normcontrol.groups.warn import say_once
 from normcontrol.optax.control import control_norm
 from normcontrol.optax.no_torch import refuse_torch, refuse_torch_weights
 from normcontrol.optax.selection import Mask
 from normcontrol.optax.settings import Value
+from normcontrol.warn import warn_once
 
 
 def adamwn(
@@ -58,7 +58,7 @@ def adamwn(
     """
     refuse_torch("learning_rate", learning_rate)
     if isinstance(weight_decay, (int, float)) and weight_decay not in (0, 1e-4):
-        say_once(
+        warn_once(
             "decay in optax",
             f"adamwn does not decay: the value of weight_decay={weight_decay:g} is not used, and "
             "mask says which arrays are controlled. The norm is set by ratio= and rate=.",

@@ -1,114 +1,122 @@
-"""Order "after" without a pass of its own for the multiplication, where torch's fused AdamW runs
-the step on a CPU.
+"""The folded stepper: AdamWN where torch's fused AdamW runs the step on a CPU.
 
-``s (p - lr u)`` is ``s p - (s lr) u``: AdamW with the learning rate ``s lr`` and the decay that
-multiplies by ``s``. The factor is only known when the step is over, so the step is made with a
-guess, as in ``fused.py``, which also says what becomes of the difference. What remains beside
-Adam's own pass is the one that measures.
+``s (p - lr u)`` equals ``s p - (s lr) u``: AdamW with the learning rate ``s lr`` and the decay that
+multiplies by ``s``. With ``order="after"`` the factor s is known only after the step, so the step
+is made with a guess. Only the pass that measures remains beside Adam's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.sets import WeightSet
-from normcontrol.scope import Scope, Weights
-
-TOLERANCE = 2.0**-23
-
-
-class FoldedWeights(Weights):
-    """Weights that the optimizer's own step multiplies by ``factor``, and that are still owed the
-    factor ``debt``."""
-
-    def __init__(self, params: list[Tensor], scope: Scope, pending: Any) -> None:
-        super().__init__(params, scope)
-        kept: list[float] = (
-            pending.tolist()
-            if isinstance(pending, Tensor) and pending.shape == (3,)
-            else [1.0, 1.0, 1.0]
-        )
-        self.debt, self.last, self.guess = kept
-        self.factor = 1.0  # what this step was made with
-        self.skipped = False  # whether it was an overflow, and not made at all
-
-    def measure(self) -> Tensor:
-        """The norms before the multiplication."""
-        return super().measure() * (self.debt / self.factor)
-
-    def apply_(self, scale: Tensor, step: Tensor) -> None:
-        """Owe what the guess missed to the next step, or multiply by it now if it is more than a
-        rounding error."""
-        if self.skipped:
-            return
-        asked = scale.item()
-        owed = asked * self.debt / self.factor
-        if abs(owed - 1) > TOLERANCE:
-            correction = torch.tensor(owed, dtype=torch.float32)
-            super().apply_(correction, step)
-            owed = owed / correction.item() if correction else 1.0
-        guess = 2 * asked - self.last
-        self.debt, self.last = owed, asked
-        self.guess = torch.tensor(
-            (guess if 0.5 < guess < 2 else 1.0) * owed, dtype=torch.float32
-        ).item()
-
-    def owes(self) -> bool:
-        """Whether the next step differs from a first one."""
-        return (self.debt, self.last, self.guess) != (1.0, 1.0, 1.0)
-
-    def pending(self) -> Tensor:
-        """What the next step needs, for a checkpoint."""
-        return torch.tensor([self.debt, self.last, self.guess], dtype=torch.float64)
+from normcontrol.groups.state import state_of
+from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler, next_scale
 
 
-def fold(s: WeightSet) -> None:
-    """Let the optimizer's step multiply this set's weights, if it can."""
-    if (
-        isinstance(s.weights, FoldedWeights)
-        or s.shards is not None
-        or not s.is_plain
-        or not s.scope.joint
-        or s.settings["order"] != "after"
-    ):
-        return
-    if all(p.is_cpu and p.dtype == torch.float32 for p in s.params):
-        s.weights = FoldedWeights(s.params, s.scope, s.settings.get("pending"))
+class Folded:
+    """The factors of one set that the optimizer's own step multiplies."""
+
+    def __init__(self, stored: Tensor | None) -> None:
+        self.last, self.guess = 1.0, 1.0
+        if stored is not None and stored.shape == (2,):
+            self.last, self.guess = stored.tolist()
+        self.factor = 1.0  # what the current step multiplies by
+        self.skipped = False  # whether the current step is an overflow, and not made
 
 
-@contextmanager
-def folding(optimizer: Any, sets: list[WeightSet], found_inf: Tensor | None) -> Iterator[None]:
-    """The optimizer's groups, split for one step into the weights that are multiplied and the
-    others."""
-    groups = optimizer.param_groups
-    factors: dict[Tensor, float] = {}
-    for s in sets:
-        if isinstance(s.weights, FoldedWeights):
-            s.weights.skipped = found_inf is not None and bool(found_inf.item())
-            moves = not s.weights.skipped and all(float(g["lr"]) > 0 for g in s.groups)
-            s.weights.factor = (
-                s.weights.guess if moves and all(p.grad is not None for p in s.params) else 1.0
-            )
-            factors.update(dict.fromkeys(s.params, s.weights.factor))
-    if all(f == 1.0 for f in factors.values()):
-        yield
-        return
+class FoldedStepper(PlainStepper):
+    """Steps of torch's fused AdamW on a CPU, which multiply by a guess of the scale."""
+
+    def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
+        self.hand_over()
+        super().prepare(sets, sharing)
+        self.folded = {
+            s: Folded(state_of(s.settings).get("scales")) for s in sets if can_be_folded(s)
+        }
+
+    def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
+        loss = None
+        if closure is not None:  # which tensors have gradients must be known
+            with torch.enable_grad():
+                loss = closure()
+        groups = self.optimizer.param_groups
+        factors = self._choose_factors(scaler.found_inf)
+        if factors:
+            self.optimizer.param_groups = split_by_factor(groups, factors)
+        try:
+            super().step(None, scaler)
+        finally:
+            self.optimizer.param_groups = groups
+        return loss
+
+    def measure(self, s: WeightSet) -> Tensor:
+        if s not in self.folded:
+            return super().measure(s)
+        s.parts = s.size(s.params, s.scope) / self.folded[s].factor
+        return torch.linalg.vector_norm(s.parts)
+
+    def multiply_(self, s: WeightSet, scale: Tensor) -> None:
+        folded = self.folded.get(s)
+        if folded is None or s.settings.get("order") == "before" or torch.compiler.is_compiling():
+            super().multiply_(s, scale)
+        elif not folded.skipped:
+            asked = scale.item()
+            missed = asked / folded.factor
+            if abs(missed - 1) > TOLERANCE:
+                self.multiply_local_(s, torch.tensor(missed, dtype=torch.float32))
+            guess = torch.tensor(next_scale(asked, folded.last), dtype=torch.float32)
+            folded.last, folded.guess = asked, guess.item()
+
+    def hand_over(self) -> None:
+        for s, folded in self.__dict__.get("folded", {}).items():
+            state = state_of(s.settings)
+            if (folded.last, folded.guess) != (1.0, 1.0) or "scales" in state:
+                state["scales"] = torch.tensor([folded.last, folded.guess], dtype=torch.float64)
+
+    def _choose_factors(self, found_inf: Tensor | None) -> dict[Tensor, float]:
+        """Decide what this step multiplies by: the guess, or 1 where Adam's pass cannot do it."""
+        factors: dict[Tensor, float] = {}
+        for s, folded in self.folded.items():
+            folded.factor = 1.0
+            if torch.compiler.is_compiling():
+                continue
+            folded.skipped = found_inf is not None and bool(found_inf.item())
+            moves = not folded.skipped and all(float(g["lr"]) > 0 for g in s.groups)
+            after = s.settings.get("order", "after") == "after"
+            if moves and after and all(p.grad is not None for p in s.params):
+                folded.factor = folded.guess
+            if folded.factor != 1.0:
+                factors.update(dict.fromkeys(s.params, folded.factor))
+        return factors
+
+
+def can_be_folded(s: WeightSet) -> bool:
+    """Return whether Adam's own decay can multiply this set.
+
+    It must be float32 on a CPU, with one factor for all weights.
+    """
+    default = s.scope.joint and s.shards is None and s.order == "after"
+    default = default and not s.mechanisms & {"size", "relative_step", "cautious"}
+    return default and all(p.is_cpu and p.dtype == torch.float32 for p in s.params)
+
+
+def split_by_factor(
+    groups: list[dict[str, Any]], factors: dict[Tensor, float]
+) -> list[dict[str, Any]]:
+    """Return the groups split into the weights that are multiplied and the others, for one step."""
     split = []
     for group in groups:
         chosen = [p for p in group["params"] if p in factors]
         if chosen:
-            lr = float(group["lr"]) * factors[chosen[0]]
-            split.append(
-                {**group, "params": chosen, "lr": lr, "weight_decay": (1 - factors[chosen[0]]) / lr}
-            )
+            factor = factors[chosen[0]]
+            lr = float(group["lr"]) * factor
+            decay = (1 - factor) / lr
+            split.append({**group, "params": chosen, "lr": lr, "weight_decay": decay})
         split.append({**group, "params": [p for p in group["params"] if p not in factors]})
-    optimizer.param_groups = split
-    try:
-        yield
-    finally:
-        optimizer.param_groups = groups
+    return split

@@ -1,41 +1,23 @@
-"""The fused step's Triton kernels: Adam over many tensors in one launch, summing the squares of
-what it writes.
+"""The Triton kernels of the fused stepper: Adam over many tensors in one launch.
 
-Tensors are reached through tables of addresses and cut into chunks, one program each. Sums go
-through memory in a fixed order, never through atomics, so that the same step gives the same bits.
-These kernels know nothing of targets and laws: they move weights, and ``fused.py`` says where to.
+The kernels sum the squares of the weights that they write. They reach tensors through tables of
+addresses and divide them into chunks, one program each. Sums go through memory in a fixed order,
+never through atomics, so that the same step gives the same bits. Targets and laws are not known
+here: ``fused.py`` passes the factors.
 """
 
 from __future__ import annotations
 
+from types import FunctionType
+
 import triton
 import triton.language as tl
 
+from normcontrol.steppers.stepper import next_scale
+from normcontrol.weights.rounding_kernels import round_at_random, seed_of
 
-@triton.jit
-def _hash(x):
-    """``rounding._hash`` on uint32."""
-    x = x ^ (x >> 16)
-    x = x * 0x85EBCA6B
-    x = x ^ (x >> 13)
-    x = x * 0xC2B2AE35
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def _seed(step_ptr, index, salt):
-    """``rounding.seeds_of``: the bits that a tensor's rounding at this step is made from."""
-    step = tl.load(step_ptr).to(tl.uint32)
-    return _hash(_hash(step) + index.to(tl.uint32)) ^ salt
-
-
-@triton.jit
-def _round(x, offsets, seed, DROPPED: tl.constexpr):
-    """Round float32 at random to the format that lacks its last DROPPED bits, as ``rounding``
-    does."""
-    noise = _hash(offsets.to(tl.uint32) + seed) & ((1 << DROPPED) - 1)
-    bits = x.to(tl.uint32, bitcast=True) + noise
-    return (bits & (0xFFFFFFFF ^ ((1 << DROPPED) - 1))).to(tl.float32, bitcast=True)
+# The same function as in Python, with the names that Triton's interpreter looks for.
+guess = triton.jit(FunctionType(next_scale.__code__, globals(), "next_scale"))
 
 
 @triton.jit
@@ -51,9 +33,11 @@ LANES = tl.constexpr(16)
 
 @triton.jit
 def _start(chunk, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
-    """Where a chunk's first block lies. Sixteen chunks are interleaved block by block, and go on in
-    strides of sixteen blocks: programs that run together then work on neighbouring memory, which it
-    is fastest at, however long a chunk is."""
+    """Return the position of a chunk's first block.
+
+    Sixteen chunks are interleaved block by block, in strides of sixteen blocks. Programs that run
+    at the same time then work on neighbouring memory, which is fastest, for any length of a chunk.
+    """
     chunk = chunk.to(tl.int64)
     return chunk // LANES * LANES * CHUNK + chunk % LANES * BLOCK
 
@@ -69,8 +53,10 @@ def prepare(
     HAS_INF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Count the step of every tensor, and write its bias corrections ``1 - beta1^t`` and ``sqrt(1 -
-    beta2^t)``."""
+    """Count the step of every tensor and write its bias corrections.
+
+    They are ``1 - beta1^t`` and ``sqrt(1 - beta2^t)``.
+    """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     counted = 1.0
@@ -85,12 +71,15 @@ def prepare(
 
 @triton.jit
 def _adam_block(
-    p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, mask, factor, g_factor, step_size, bias2, seed, skip,
-    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr,
+    p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, mask, factor, g_factor, step_size, bias2, seed,
+    skip, ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr,
+    AMSGRAD: tl.constexpr,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
-    """Adam on one block; returns the weights as written, in float32 (and anything at all where the
-    mask is off)."""
+    """Make an Adam step of one block; return the weights as written, in float32.
+
+    Where the mask is off, the returned values are arbitrary.
+    """
     g = tl.load(g_ptr + offsets, mask).to(tl.float32) * g_factor
     p = tl.load(p_ptr + offsets, mask).to(tl.float32)
     m = tl.load(m_ptr + offsets, mask).to(tl.float32)
@@ -106,7 +95,7 @@ def _adam_block(
     if AFTER:
         new_p = new_p * factor
     if DROPPED > 0:
-        new_p = _round(new_p, offsets, seed, DROPPED)
+        new_p = round_at_random(new_p, offsets, seed, DROPPED)
     if HAS_INF:  # an overflow: everything stays as it was
         new_p, new_m, new_v = (
             tl.where(skip == 0, new_p, p),
@@ -125,14 +114,19 @@ def _adam_block(
 
 @triton.jit
 def adam(
-    ps, gs, ms, vs, xs, numels, slots, chunks, bias, lr, factors, partials, g_factor, found_inf, control_step,
-    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr, AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, SUM: tl.constexpr, HAS_INF: tl.constexpr, HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
+    ps, gs, ms, vs, xs, numels, slots, chunks, bias, lr, factors, partials, g_factor, found_inf,
+    control_step,
+    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr,
+    AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, SUM: tl.constexpr, HAS_INF: tl.constexpr,
+    HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
     DROPPED: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One Adam step of one chunk, multiplied by its tensor's factor BEFORE or AFTER, and what is
-    written squared and summed."""
+    """Make an Adam step of one chunk, and sum the squares of the weights that are written.
+
+    The weights are multiplied by their tensor's factor BEFORE or AFTER the update.
+    """
     program = tl.program_id(0)
     tensor = tl.load(chunks + 2 * program)
     start = _start(tl.load(chunks + 2 * program + 1), BLOCK, CHUNK)
@@ -149,13 +143,14 @@ def adam(
     if MAXIMIZE:
         g_scale = -g_scale
     skip = tl.load(found_inf) if HAS_INF else 0.0
-    seed = _seed(control_step, slot, 0x9E3779B9) if DROPPED > 0 else 0
+    seed = seed_of(control_step, slot, 0x9E3779B9) if DROPPED > 0 else 0
     squares = tl.zeros((BLOCK,), tl.float32)
     if start + (CHUNK - BLOCK) * LANES + BLOCK <= numel:
         for i in range(0, CHUNK * LANES, BLOCK * LANES):
             offsets = start + i + tl.arange(0, BLOCK)
             p = _adam_block(
-                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, None, factor, g_scale, step_size, bias2, seed, skip,
+                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, None, factor, g_scale, step_size,
+                bias2, seed, skip,
                 ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += p * p
@@ -163,7 +158,8 @@ def adam(
         for i in range(0, tl.minimum(numel - start, CHUNK * LANES).to(tl.int32), BLOCK * LANES):
             offsets = start + i + tl.arange(0, BLOCK)
             p = _adam_block(
-                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, factor, g_scale, step_size, bias2, seed, skip,
+                p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, factor, g_scale,
+                step_size, bias2, seed, skip,
                 ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += tl.where(offsets < numel, p * p, 0.0)
@@ -182,8 +178,7 @@ def sum_squares(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The sum of squares of one chunk of any tensors: weights that others have written, or
-    gradients."""
+    """Sum the squares of one chunk of weights or gradients."""
     program = tl.program_id(0)
     tensor = tl.load(chunks + 2 * program)
     start = _start(tl.load(chunks + 2 * program + 1), BLOCK, CHUNK)
@@ -204,10 +199,13 @@ def sum_squares(
 
 @triton.jit
 def finish_norms(
-    partials, firsts, slots, norms, factors, debts, found_inf, AFTER: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
+    partials, firsts, slots, norms, factors, found_inf,
+    AFTER: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The norm of one tensor from the sums of its chunks, in float64, into its slot. Where the
-    weights were written AFTER a multiplication, it is the norm that they had before it."""
+    """Write the norm of one tensor into its slot, from the sums of its chunks, in float64.
+
+    Where the weights were written AFTER a multiplication, it is the norm without it.
+    """
     tensor = tl.program_id(0)
     slot = tl.load(slots + tensor)
     if slot >= 0:
@@ -221,20 +219,19 @@ def finish_norms(
             factor = tl.load(factors + slot).to(tl.float64)
             if HAS_INF:
                 factor = tl.where(tl.load(found_inf) == 0, factor, 1.0)
-            norm = norm * tl.load(debts + slot) / factor
+            norm = norm / factor
         tl.store(norms + slot, norm)
 
 
 @triton.jit
 def settle(
-    scales, factors, debts, lasts, corrections, needed, tolerance, found_inf, first, n,
+    scales, factors, lasts, corrections, needed, tolerance, found_inf, first, n,
     STRIDE: tl.constexpr, HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compare the factors that the weights were written with to those that the control then asked
-    for.
+    """Compare the factors that the weights were written with to those that the controller chose.
 
-    A difference of less than ``tolerance`` is owed until the next step, which multiplies anyway; a
-    larger one is corrected at once. The next factor is guessed from the last two."""
+    A difference above ``tolerance`` is corrected by the next launch. The factors of the next step
+    are guessed from the last two."""
     any_needed = 0
     for i in range(0, n, BLOCK):
         at = i + tl.arange(0, BLOCK)
@@ -242,21 +239,16 @@ def settle(
         slot = first + at
         asked = tl.load(scales + at * STRIDE, inside, other=1.0)
         factor = tl.load(factors + slot, inside, other=1.0)
-        debt = tl.load(debts + slot, inside, other=1.0)
         last = tl.load(lasts + slot, inside, other=1.0)
-        owed = asked * debt / factor.to(tl.float64)
-        guess = 2.0 * asked - last
-        guess = tl.where((guess > 0.5) & (guess < 2.0), guess, 1.0)
-        if HAS_INF:  # nothing was written: what was owed is owed, and what was guessed is guessed
+        missed = asked / factor.to(tl.float64)
+        following = guess(asked, last).to(tl.float32)
+        if HAS_INF:  # nothing was written: the guess stays as it is
             skip = tl.load(found_inf) != 0
-            owed, asked = tl.where(skip, debt, owed), tl.where(skip, last, asked)
-            guess = tl.where(skip, factor.to(tl.float64) / debt, guess)
-        large = tl.abs(owed - 1.0) > tolerance
-        correction = tl.where(large, owed, 1.0).to(tl.float32)
-        debt = owed / correction.to(tl.float64)
-        tl.store(corrections + slot, correction, inside)
-        tl.store(debts + slot, debt, inside)
-        tl.store(factors + slot, (guess * debt).to(tl.float32), inside)
+            missed, asked = tl.where(skip, 1.0, missed), tl.where(skip, last, asked)
+            following = tl.where(skip, factor, following)
+        large = tl.abs(missed - 1.0) > tolerance
+        tl.store(corrections + slot, tl.where(large, missed, 1.0).to(tl.float32), inside)
+        tl.store(factors + slot, following, inside)
         tl.store(lasts + slot, asked, inside)
         any_needed = tl.maximum(any_needed, tl.max((large & inside).to(tl.int32)))
     tl.store(needed, any_needed)
@@ -265,10 +257,13 @@ def settle(
 @triton.jit
 def scale(
     ps, numels, slots, chunks, factors, needed, control_step, n_chunks,
-    DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply weights by their tensors' factors, if that is needed; from the last chunk to the
-    first, since the cache holds the last ones."""
+    """Multiply weights by their tensors' factors, if ``needed`` is set.
+
+    The order is from the last chunk to the first, because the cache has the last ones.
+    """
     if tl.load(needed) != 0:
         for done in range(tl.program_id(0), n_chunks, tl.num_programs(0)):
             program = n_chunks - 1 - done
@@ -279,13 +274,13 @@ def scale(
                 numel = tl.load(numels + tensor)
                 p_ptr = _at(ps, tensor, P, ALIGNED)
                 factor = tl.load(factors + slot)
-                seed = _seed(control_step, slot, 0) if DROPPED > 0 else 0
+                seed = seed_of(control_step, slot, 0) if DROPPED > 0 else 0
                 if start + (CHUNK - BLOCK) * LANES + BLOCK <= numel:
                     for i in tl.range(0, CHUNK * LANES, BLOCK * LANES, loop_unroll_factor=4):
                         offsets = start + i + tl.arange(0, BLOCK)
                         p = tl.load(p_ptr + offsets).to(tl.float32) * factor
                         if DROPPED > 0:
-                            p = _round(p, offsets, seed, DROPPED)
+                            p = round_at_random(p, offsets, seed, DROPPED)
                         tl.store(p_ptr + offsets, p.to(P))
                 else:
                     for i in range(
@@ -294,14 +289,5 @@ def scale(
                         offsets = start + i + tl.arange(0, BLOCK)
                         p = tl.load(p_ptr + offsets, offsets < numel).to(tl.float32) * factor
                         if DROPPED > 0:
-                            p = _round(p, offsets, seed, DROPPED)
+                            p = round_at_random(p, offsets, seed, DROPPED)
                         tl.store(p_ptr + offsets, p.to(P), offsets < numel)
-
-
-@triton.jit
-def multiply_rounding(p, scale, seed, n, DROPPED: tl.constexpr, BLOCK: tl.constexpr):
-    """``rounding.multiply_rounding_`` of one block of one tensor by one factor, bit for bit."""
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(p + offsets, offsets < n).to(tl.float32) * tl.load(scale).to(tl.float32)
-    x = _round(x, offsets, tl.load(seed).to(tl.uint32), DROPPED)
-    tl.store(p + offsets, x.to(p.dtype.element_ty), offsets < n)

@@ -1,32 +1,35 @@
 """Averages of weights (EMA, SWA) under norm control.
 
-The average of points on a sphere lies inside it: an averaged model is shorter than the models it
-averages, and so off the norm that was held on purpose. ``reproject_`` puts it back.
+The average of points on a sphere lies inside it: an averaged model has a smaller norm than the
+models it averages, and so is off the target. ``reproject_`` puts it back.
 """
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import Tensor, nn
 
 from normcontrol.control import NormControl, control_
-from normcontrol.distributed.sharding import measure_together, shards_of
+from normcontrol.distributed.shards import shards_of
+from normcontrol.groups.sets import WeightSet
+from normcontrol.groups.settings import MECHANISMS
 from normcontrol.law import projection
-from normcontrol.scope import Weights
+from normcontrol.steppers.stepper import PlainStepper
 
 
 @torch.no_grad()
 def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> None:
-    """Scale an averaged copy of ``model`` so that its controlled norms equal the optimizer's
-    present targets.
+    """Scale an averaged copy of ``model`` so that its norms equal the optimizer's current targets.
 
-    ``average`` is any module whose parameters stand in the order of the model's, such as
+    ``average`` is any module whose parameters have the order of the model's, such as
     :class:`torch.optim.swa_utils.AveragedModel`.
 
     >>> model = nn.Linear(4, 4)
     >>> opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), ratio=1.0)
     >>> average = torch.optim.swa_utils.AveragedModel(model)
-    >>> _ = average.module.weight.data.mul_(0.7)     # as averaging does
+    >>> _ = average.module.weight.data.mul_(0.7)  # as averaging does
     >>> reproject_(average, model, opt)
     >>> torch.allclose(average.module.weight, model.weight)
     True
@@ -35,23 +38,29 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
     if [p.shape for p in theirs] != [p.shape for p in ours]:
         raise ValueError(
             f"The average has {len(theirs)} parameters and the model {len(ours)}, or their shapes "
-            "differ: it must be an average of this "
-            "very model, such as AveragedModel(model)."
+            "differ: it must be an average of this very model, such as AveragedModel(model)."
         )
     twin: dict[Tensor, Tensor] = dict(zip(ours, theirs, strict=True))
-    for s in optimizer._sets:
-        missing = [name for name, p in zip(s.names, s.params, strict=True) if p not in twin]
-        if missing:
+    stepper = PlainStepper(optimizer.optimizer, optimizer.clock)
+    for s in optimizer.sets:
+        pairs = zip(s.names, s.params, strict=True)
+        missing = next((name for name, p in pairs if p not in twin), None)
+        if missing is not None:
             raise ValueError(
-                f"The optimizer controls {missing[0]}, which is not a parameter of the given "
-                "model. Give the model it trains."
+                f"The optimizer controls {missing}, which is not a parameter of the given model. "
+                "Give the model it trains."
             )
-        target = optimizer._reading(s).target
-        twins = [twin[p] for p in s.params]
-        shards = (
-            None
-            if s.shards is None
-            else shards_of(twins, s.scope, optimizer._spread, s.shards.shares)
-        )
-        measure_together([shards])
-        control_(shards or Weights(twins, s.scope), projection, 1.0, target, 1.0, optimizer._step)
+        averaged = with_params(s, [twin[p] for p in s.params], optimizer)
+        if averaged.shards is not None:
+            stepper.sum_over_ranks([averaged])
+        control_(averaged, stepper, optimizer.clock)
+
+
+def with_params(s: WeightSet, params: list[Tensor], optimizer: NormControl) -> WeightSet:
+    """Return a copy of a set with other tensors, which are put on target at once."""
+    other = copy.copy(s)
+    other.params, other.law, other.start = params, projection, None
+    other.settings = {key: value for key, value in s.settings.items() if key not in MECHANISMS}
+    if s.shards is not None:
+        other.shards = shards_of(params, s.scope, optimizer.sharing, s.shards.shares)
+    return other

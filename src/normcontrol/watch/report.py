@@ -1,10 +1,11 @@
-"""The table behind ``opt.report()``: who is controlled, at which norm, and towards what."""
+"""The table of ``opt.report()``: who is controlled, at which norm, and with which target."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from normcontrol.scope import join
+from normcontrol.groups.readings import reading
+from normcontrol.groups.settings import setting
 
 if TYPE_CHECKING:
     from normcontrol.control import NormControl
@@ -12,35 +13,33 @@ if TYPE_CHECKING:
 
 
 def report(opt: NormControl) -> str:
-    """Every number in it was computed in the last step."""
-    tensors = sum(len(s.params) for s in opt._sets)
-    weights = sum(p.numel() for s in opt._sets for p in s.params)
+    """Return the table. Every number in it was computed in the last step."""
+    tensors = sum(len(s.params) for s in opt.sets)
+    weights = sum(p.numel() for s in opt.sets for p in s.params)
     total = sum(len(g["params"]) for g in opt.param_groups)
     name = type(opt).__name__
     inner = f" around {type(opt.optimizer).__name__}" if name == "NormControl" else ""
     lines = [
         f"{name}{inner}: {tensors} of {total} tensors controlled, {weights:,} weights, step "
-        f"{int(opt._step)}"
+        f"{int(opt.clock.step)}"
     ]
     if hasattr(opt, "implementation"):
         lines.append(f"the step runs in {opt.implementation}")
-    for s in opt._sets:
+    for s in opt.sets:
         lines += ["", _heading(s), *_rows(opt, s)]
     return "\n".join(lines)
 
 
 def _heading(s: WeightSet) -> str:
     settings = s.settings
-    how = f"rate {settings['rate']!r}, law {settings['law']}, {settings['order']} the step"
+    how = f"rate {settings['rate']!r}, law {setting(settings, 'law')}, {s.order} the step"
     return f"scope {s.scope.name}, {s.kind} {settings[s.kind]!r}, {how}"
 
 
 def _rows(opt: NormControl, s: WeightSet) -> list[str]:
     readings = opt.norms()
     cells = [("name", "shape", "initial norm", "norm", "ratio", "target")]
-    if (
-        s.shards is not None and s.shards.told
-    ):  # what each tensor has in the shared norm is not known
+    if s.is_joint_over_ranks:  # the share of each tensor in the norm is not known
         tensors: Any = [[], [], [], []]
     else:
         sizes = s.scope.sizes(s.params)
@@ -48,7 +47,7 @@ def _rows(opt: NormControl, s: WeightSet) -> list[str]:
             s.names,
             s.params,
             s.whole(s.initial).split(sizes),
-            s.whole(s.parts()).split(sizes),
+            s.whole(s.part_norms()).split(sizes),
         )
     for name, p, first, now in zip(*tensors, strict=True):
         target = "" if s.scope.joint else _number(readings[name].target.norm().item())
@@ -58,8 +57,8 @@ def _rows(opt: NormControl, s: WeightSet) -> list[str]:
             (name, shape, _number(start), _number(current), _ratio(current, start), target)
         )
     if s.scope.joint:
-        start, current = join(s.initial, s.scope).item(), join(s.parts(), s.scope).item()
-        target = _number(opt._reading(s).target.item())
+        start, current = s.scope.join(s.initial).item(), s.scope.join(s.part_norms()).item()
+        target = _number(reading(s, opt.clock).target.item())
         cells.append(
             ("all of them", "", _number(start), _number(current), _ratio(current, start), target)
         )

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol.distributed.layouts import check_recognised
-from normcontrol.distributed.sharding import Spread, whole_norms
+from normcontrol.distributed.shards import whole_norms
+from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.classes import regularised, sort_members
 from normcontrol.schedule import linear, trace
-from normcontrol.scope import SCOPES, join
+from normcontrol.scope import SCOPES
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,12 @@ class NormTrace:
                 "The optimizer regularises no weights that have a norm to record: give it groups "
                 "that do."
             )
-        self._spread = Spread(self.params)
+        self._sharing = Sharing(self.params)
         check_recognised(
             [f"tensor{i}" for i in range(len(self.params))],
             self.params,
             SCOPES["global"],
-            self._spread,
+            self._sharing,
         )
         self.every = every
         self.steps: list[int] = []
@@ -93,7 +94,7 @@ class NormTrace:
         # classes are not recorded.
         self._groups = (
             []
-            if any("norm0" in group for group in optimizer.param_groups)
+            if any("control" in group for group in optimizer.param_groups)
             else optimizer.param_groups
         )
         self._sorted = sort_members(members) if self._groups else []
@@ -130,13 +131,13 @@ class NormTrace:
     def _angle(self) -> Tensor:
         scope, now = SCOPES["global"], [p.detach() for p in self.params]
         both = (self._copies, now, [a - b for a, b in zip(now, self._copies, strict=True)])
-        return angle(*(join(whole_norms(params, scope, self._spread), scope) for params in both))
+        return angle(*(scope.join(whole_norms(params, scope, self._sharing)) for params in both))
 
     @torch.no_grad()
     def _record(self) -> None:
         self.steps.append(self._count)
-        parts = whole_norms(self.params, SCOPES["global"], self._spread)
-        self._norms.append(join(parts, SCOPES["global"]))
+        parts = whole_norms(self.params, SCOPES["global"], self._sharing)
+        self._norms.append(SCOPES["global"].join(parts))
         if self._groups:
             self._parts.append((parts, list(self._walk)))
 

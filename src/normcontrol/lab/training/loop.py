@@ -48,7 +48,8 @@ from normcontrol.lab.training.run_folder import (
 )
 from normcontrol.lab.training.telemetry import Telemetry, effective_decay
 from normcontrol.lab.training.warm import Warm
-from normcontrol.scope import SCOPES, join, measure
+from normcontrol.scope import SCOPES
+from normcontrol.weights.passes import measure
 
 PATIENCE = 5
 """Steps in a row with a loss or gradient that is not finite, after which a run stops."""
@@ -312,7 +313,7 @@ def weight_norm(model: GPT, world: World | None = None) -> float:
     """The norm of all matrices together, over all processes: what nanoGPT decays and the paper
     controls."""
     scope = SCOPES["global"]
-    norm = join(measure([parallel.local(p) for p in model.matrices()], scope), scope)
+    norm = scope.join(measure([parallel.local(p) for p in model.matrices()], scope))
     return (
         math.sqrt(float(world.total(norm.square())))
         if world and parallel.is_sharded(model)

@@ -18,8 +18,9 @@ from normcontrol.groups.classes import class_names
 from normcontrol.lab.training import parallel
 from normcontrol.lab.training.model import GPT
 from normcontrol.lab.training.parallel import World
-from normcontrol.scope import SCOPES, measure
+from normcontrol.scope import SCOPES
 from normcontrol.watch.trace import angle
+from normcontrol.weights.passes import measure
 
 PREFIX = "norm/"
 """What the names of classes begin with in the metrics."""

@@ -9,8 +9,9 @@ from small import SmallModel, total_norm, train
 from torch.nn import Parameter
 
 from normcontrol import AdamWN, NormControl
-from normcontrol.scope import measure, parse_scope
-from normcontrol.steppers.rounding import multiply_rounding_
+from normcontrol.scope import parse_scope
+from normcontrol.weights.passes import measure
+from normcontrol.weights.rounding import multiply_rounding_
 
 LOW = [torch.bfloat16, torch.float16]
 
@@ -173,12 +174,12 @@ def test_reference_norms_survive_load_state_dict_to_the_last_bit(dtype, scope):
     """torch casts the float tensors of a state to the dtype of their parameter: 3.14159 would
     become 3.1406."""
     opt = AdamWN(SmallModel(dtype).parameters(), scope=scope)
-    before = opt.param_groups[0]["norm0"].clone()
+    before = opt.param_groups[0]["control"]["reference"].clone()
     other = AdamWN(SmallModel(dtype, seed=1).parameters(), scope=scope)
-    assert not torch.equal(other.param_groups[0]["norm0"], before)
+    assert not torch.equal(other.param_groups[0]["control"]["reference"], before)
     other.load_state_dict(opt.state_dict())
-    assert other.param_groups[0]["norm0"].dtype == torch.float64
-    assert torch.equal(other.param_groups[0]["norm0"], before)
+    assert other.param_groups[0]["control"]["reference"].dtype == torch.float64
+    assert torch.equal(other.param_groups[0]["control"]["reference"], before)
     assert [r.norm.tolist() for r in other.norms().values()] == [
         r.norm.tolist() for r in opt.norms().values()
     ]

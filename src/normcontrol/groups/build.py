@@ -1,0 +1,111 @@
+"""Sort the controlled tensors of all groups into sets, and capture their reference norms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normcontrol.distributed.layouts import check_recognised
+from normcontrol.distributed.shards import shards_of, whole_norms
+from normcontrol.distributed.sharing import Sharing
+from normcontrol.groups.members import Members, members_of
+from normcontrol.groups.sets import WeightSet
+from normcontrol.groups.settings import (
+    Group,
+    check_references,
+    check_sharded,
+    check_shared,
+    setting,
+)
+from normcontrol.groups.state import CONTROL, state_of
+from normcontrol.mechanisms.size import size_of
+from normcontrol.scope import check_axes, parse_scope
+from normcontrol.weights.passes import measure
+
+
+def check_members(group: Group, members: Members) -> None:
+    """Refuse tensors that have no norm yet, or not the axes that the scope needs."""
+    for name, p in zip(members.names, members.params, strict=True):
+        if p.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device, so it has no norm yet. Materialise and initialise "
+                "the model first, then construct the optimizer."
+            )
+        check_axes(parse_scope(group["scope"]), name, p)
+
+
+@torch.no_grad()
+def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
+    """Return the norm of every part of a group as it is now, to become the reference."""
+    names, params = members
+    scope = parse_scope(group["scope"])
+    captured = state_of(group).reference if CONTROL in group else None
+    check_recognised(names, params, scope, sharing, captured)
+    if sharing.norm_group is not None and scope.joint:
+        # The stored norm is one number, from which a frozen tensor could not be taken out later.
+        params = [p for p in params if p.requires_grad]
+    spectral = setting(group, "size") == "spectral" and params and not sharing.is_shared
+    size = size_of("spectral") if spectral else measure
+    reference = whole_norms(params, scope, sharing, size)
+    check_references(group, reference, names, params)
+    return reference
+
+
+def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
+    """Return one set for all groups of global scope, and one for each other group.
+
+    Frozen tensors are left out.
+    """
+    members = members_of(groups)
+    controlled = [
+        i for i in range(len(groups)) if members[i].params or _is_on_other_ranks(groups[i], sharing)
+    ]
+    shared = [i for i in controlled if groups[i]["scope"] == "global"]
+    alone = [[i] for i in controlled if groups[i]["scope"] != "global"]
+    if shared:
+        check_shared(groups, shared)
+    together = ([shared] if shared else []) + alone
+    sets = [_weight_set(groups, members, indices, sharing) for indices in together]
+    # A rank without weights of a shared norm is still asked for it. That no rank has any shows in
+    # the norm alone.
+    empty = all(s.is_joint_over_ranks and not bool(s.initial.any()) for s in sets)
+    if not controlled or empty:
+        raise ValueError(
+            "Nothing would be controlled: no tensor has two or more dimensions in a group that is "
+            "not left alone. Say which are, with controlled=True in their group."
+        )
+    return [s for s in sets if s.params or s.is_joint_over_ranks]
+
+
+def _is_on_other_ranks(group: Group, sharing: Sharing) -> bool:
+    """Return whether other ranks may have weights of a group whose norm this rank shares."""
+    may = sharing.norm_group is not None and setting(group, "controlled") is not False
+    return may and parse_scope(group["scope"]).joint
+
+
+def _weight_set(
+    groups: list[Group], members: list[Members], indices: list[int], sharing: Sharing
+) -> WeightSet:
+    names: list[str] = []
+    params: list[Tensor] = []
+    stored: list[Tensor] = []
+    shares: list[int] = []
+    scope = parse_scope(groups[indices[0]]["scope"])
+    one_number = sharing.norm_group is not None and scope.joint
+    for index in indices:
+        reference = state_of(groups[index]).reference
+        trained = [p.requires_grad for p in members[index].params]
+        pairs = zip(*members[index], trained, strict=True)
+        kept = [(name, p) for name, p, is_trained in pairs if is_trained]
+        names += [name for name, _ in kept]
+        params += [p for _, p in kept]
+        if one_number:
+            stored.append(reference)
+        else:
+            pieces = reference.split(scope.sizes(members[index].params))
+            stored += [piece for piece, kept in zip(pieces, trained, strict=True) if kept]
+        shares.append(sum(trained))
+    shards = shards_of(params, scope, sharing, shares)
+    if shards is not None:
+        check_sharded(groups[indices[0]])
+    return WeightSet([groups[i] for i in indices], names, params, stored, shards)

@@ -1,0 +1,70 @@
+"""Readings: what the controller measured and did at its last step, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normcontrol.groups.clock import Clock
+from normcontrol.groups.sets import WeightSet
+from normcontrol.groups.settings import Group
+from normcontrol.schedule import Schedule
+
+
+class Reading(NamedTuple):
+    """What the controller measured and did at its last step.
+
+    The values are tensors, so that the host waits for the device only when one is read.
+    """
+
+    norm: Tensor
+    target: Tensor
+    ratio: Tensor
+    scale: Tensor
+
+    def decay(self, lr: Tensor | float) -> Tensor:
+        """Return the effective weight decay of the last step, ``(1 - scale) / lr``.
+
+        AdamW with this decay and the learning rate ``lr`` would have multiplied by the same factor.
+        It is negative while the norm grows.
+        """
+        return (1 - self.scale) / lr
+
+
+@torch.no_grad()
+def reading(s: WeightSet, clock: Clock) -> Reading:
+    """Return the values of one set, for the parts that this process knows.
+
+    Before the first step they are the reference and its target.
+    """
+    initial = s.scope.join(s.initial)
+    if s.last is None or s.parts is None:
+        given = s.settings[s.kind]
+        if isinstance(given, Schedule):
+            given = given.at(clock.step.to(s.initial.dtype), s.settings)
+        one = torch.ones_like(initial)
+        return Reading(initial, given * s.unit, one, one)
+    target, scale = s.last
+    norm = scale * s.scope.join(s.parts.detach())  # no law's scale is negative
+    return Reading(norm, target, norm / initial, scale)
+
+
+def readings(
+    sets: Sequence[WeightSet], groups: Sequence[Group], clock: Clock
+) -> dict[str, Reading]:
+    """Return the values of all sets: by tensor, or by group where the weights share a norm."""
+    found: dict[str, Reading] = {}
+    for s in sets:
+        whole = reading(s, clock)
+        if s.scope.joint:
+            index = next(i for i, group in enumerate(groups) if group is s.settings)
+            found["global" if s.scope.name == "global" else f"group {index}"] = whole
+            continue
+        sizes = s.scope.sizes(s.params)
+        values = whole if s.shards is None else s.shards.whole(torch.stack(whole))
+        for name, *pieces in zip(s.names, *(v.split(sizes) for v in values), strict=True):
+            found[name] = Reading(*(p.reshape(()) if s.scope.axes is None else p for p in pieces))
+    return found

@@ -1,0 +1,33 @@
+"""Clipping of the gradients within a step, as ``torch.nn.utils.clip_grad_norm_`` computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class Clip:
+    """The largest joint norm of the gradients, and their norm at the last step before clipping."""
+
+    max_norm: float | None
+    norm: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise ValueError(
+                f"max_grad_norm={self.max_norm}: gradients cannot be clipped to that norm. Give a "
+                "positive one, or None."
+            )
+
+    def factor(self, norm: Tensor, grad_scale: Tensor | None) -> Tensor:
+        """Return the factor that clips gradients of this norm; store their norm without GradScaler.
+
+        >>> import torch
+        >>> Clip(max_norm=1.0).factor(torch.tensor(4.0), grad_scale=None)
+        tensor(0.2500)
+        """
+        assert self.max_norm is not None
+        self.norm = norm if grad_scale is None else norm / grad_scale
+        return (self.max_norm / (self.norm + 1e-6)).clamp(max=1.0)

@@ -1,0 +1,183 @@
+"""The stepper: how one step is carried out, and how a set of weights is measured and multiplied.
+
+``Stepper`` is the interface. ``PlainStepper`` implements it around any optimizer, with passes over
+the weights of their own; ``folded`` and ``fused`` save passes for AdamW. A stepper knows tensors,
+sets and the wrapped optimizer. It knows nothing about targets, rates and laws.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from normcontrol.distributed.ranks import local
+from normcontrol.distributed.shards import GradientNorm, measure_shards
+from normcontrol.distributed.sharing import Sharing
+from normcontrol.groups.clock import Clock
+from normcontrol.groups.sets import WeightSet
+from normcontrol.mechanisms.update import multiply_cautiously_
+from normcontrol.steppers.clip import Clip
+from normcontrol.weights.passes import multiply_
+
+Closure = Callable[[], float]
+
+TOLERANCE = 2.0**-23
+"""Largest relative error of a guessed scale that is left uncorrected: one unit in the last place of
+float32. The norm is measured at every step, so the error does not accumulate."""
+
+
+def next_scale(scale, last):  # type: ignore[no-untyped-def]
+    """Guess the next scale from the last two; 1 if that would be outside (0.5, 2).
+
+    It works on floats, and a Triton kernel compiles it: hence a sum in place of a condition.
+
+    >>> next_scale(0.998, 0.999)
+    0.997
+    """
+    guess = 2.0 * scale - last
+    return 1.0 + ((guess > 0.5) & (guess < 2.0)) * (guess - 1.0)
+
+
+class Scaler(NamedTuple):
+    """What GradScaler sets on an optimizer: the scale of the gradients, and the overflow flag."""
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+
+NO_SCALER = Scaler()
+
+
+class Stepper(ABC):
+    """Carries out steps for an optimizer, and measures and multiplies its sets of weights.
+
+    The controller calls :meth:`prepare` once for new sets. In every step it calls :meth:`begin`,
+    then :meth:`step`, and for every set :meth:`measure` and :meth:`multiply_`: before :meth:`step`
+    with ``order="before"``, after it with ``order="after"``.
+
+    The contract: :meth:`measure` returns the norm of the weights without the multiplication that
+    follows, and after :meth:`multiply_` the weights are those weights times the scale. A stepper
+    may multiply by a guess of the scale within :meth:`step`. Then :meth:`measure` divides the guess
+    out, and :meth:`multiply_` applies what the guess missed, unless it is below one unit in the
+    last place of float32.
+    """
+
+    optimizer: Optimizer
+    sets: Sequence[WeightSet] = ()
+    needs_gradients = False
+    """Whether :meth:`begin` must be called when the gradients are known, before anything else."""
+    reason: str | None = None
+    """Why the Triton kernels do not carry out the steps; None if they do."""
+
+    def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
+        """Take over new sets: at construction, and after groups or trained tensors changed."""
+        self.sets = sets
+
+    def begin(self) -> None:  # noqa: B027
+        """Look at the gradients of this step."""
+
+    @abstractmethod
+    def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
+        """Make one step of the optimizer."""
+
+    @abstractmethod
+    def local_norms(self, s: WeightSet) -> Tensor:
+        """Return the norms of the parts of a set, from what this process stores of them."""
+
+    @abstractmethod
+    def multiply_local_(self, s: WeightSet, scale: Tensor) -> None:
+        """Multiply what this process stores of a set."""
+
+    def sum_over_ranks(self, sets: Sequence[WeightSet]) -> None:
+        """Sum the norms of sharded sets over the ranks, with one collective for all of them."""
+        sharded = [s for s in sets if s.shards is not None]
+        shards = [s.shards for s in sharded if s.shards is not None]
+        measure_shards(shards, [self.local_norms(s) for s in sharded])
+
+    def measure(self, s: WeightSet) -> Tensor:
+        """Return the norm of a set, or the norms of its parts if they do not share one."""
+        s.parts = self.local_norms(s) if s.shards is None else s.shards.parts
+        return torch.linalg.vector_norm(s.parts) if s.scope.joint else s.parts
+
+    def multiply_(self, s: WeightSet, scale: Tensor) -> None:
+        """Multiply the weights of a set."""
+        self.multiply_local_(s, scale if s.shards is None else s.shards.local_scale(scale))
+
+    def optimizer_step(self, closure: Closure | None, scaler: Scaler) -> float | None:
+        """Call the wrapped optimizer's step, and pass GradScaler's values on to it."""
+        given: dict[str, Any] = {}
+        if scaler is not NO_SCALER:
+            given = {name: value for name, value in scaler._asdict().items() if value is not None}
+        self.optimizer.__dict__.update(given)
+        # Hooks on all optimizers see the controller; the wrapped optimizer must not call them too.
+        hooks: list[tuple[Any, Any]] = []
+        for live in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+            if live:
+                hooks.append((live, dict(live)))
+                live.clear()
+        try:
+            return self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+        finally:
+            for name in given:
+                del self.optimizer.__dict__[name]
+            for live, kept in hooks:
+                live.update(kept)
+
+    def hand_over(self) -> None:  # noqa: B027
+        """Store in the groups what the next step needs, for a checkpoint or another stepper."""
+
+
+class PlainStepper(Stepper):
+    """Steps of any optimizer; the weights are measured and multiplied in passes of their own."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        clock: Clock,
+        clip: Clip | None = None,
+        reason: str | None = None,
+    ) -> None:
+        self.optimizer, self.clock, self.clip, self.reason = optimizer, clock, clip, reason
+
+    def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
+        super().prepare(sets, sharing)
+        self.gradient_norm = GradientNorm(sharing)
+        self.watched = [s for s in sets if s.mechanisms & {"relative_step", "cautious"}]
+
+    def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
+        for s in self.watched:
+            s.before = [p.detach().clone() for p in s.params]
+        if self.clip is not None and self.clip.max_norm is not None:
+            self.clip_gradients_(self.clip, scaler)
+        loss = self.optimizer_step(closure, scaler)
+        for s in self.watched:
+            if "relative_step" in s.mechanisms:
+                s.resize_update_(self.clock)
+        return loss
+
+    def local_norms(self, s: WeightSet) -> Tensor:
+        params = s.params if s.shards is None else [local(p) for p in s.params]
+        return s.size(params, s.scope)
+
+    def multiply_local_(self, s: WeightSet, scale: Tensor) -> None:
+        step = self.clock.step
+        if "cautious" in s.mechanisms:
+            multiply_cautiously_(s.params, s.before, s.scope, scale, step)
+        elif s.shards is None:
+            multiply_(s.params, s.scope, scale, step)
+        elif s.params:
+            shards = [local(p) for p in s.params]
+            multiply_(shards, s.scope, scale, step, s.shards.positions)
+
+    @torch.no_grad()
+    def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
+        """Multiply the gradients by the factor that clips them."""
+        params = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+        factor = clip.factor(self.gradient_norm(params), scaler.grad_scale)
+        torch._foreach_mul_([local(p.grad) for p in params], factor.float())

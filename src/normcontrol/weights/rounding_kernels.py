@@ -1,0 +1,44 @@
+"""Stochastic rounding in Triton: the same bits as ``rounding``, on a GPU.
+
+``steppers/kernels.py`` uses ``hash_bits``, ``seed_of`` and ``round_at_random`` inside its own
+kernels; ``multiply_rounding`` is a kernel of its own.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def hash_bits(x):
+    """The hash of ``rounding``, on uint32."""
+    x = x ^ (x >> 16)
+    x = x * 0x85EBCA6B
+    x = x ^ (x >> 13)
+    x = x * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def seed_of(step_ptr, index, salt):
+    """``rounding.seeds_of``: the seed of tensor ``index`` at the step in ``step_ptr``."""
+    step = tl.load(step_ptr).to(tl.uint32)
+    return hash_bits(hash_bits(step) + index.to(tl.uint32)) ^ salt
+
+
+@triton.jit
+def round_at_random(x, offsets, seed, DROPPED: tl.constexpr):
+    """Round float32 at random to the format that lacks its last DROPPED bits."""
+    noise = hash_bits(offsets.to(tl.uint32) + seed) & ((1 << DROPPED) - 1)
+    bits = x.to(tl.uint32, bitcast=True) + noise
+    return (bits & (0xFFFFFFFF ^ ((1 << DROPPED) - 1))).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def multiply_rounding(p, scale, seed, n, DROPPED: tl.constexpr, BLOCK: tl.constexpr):
+    """``rounding.multiply_rounding_`` of one block of one tensor by one factor, bit for bit."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(p + offsets, offsets < n).to(tl.float32) * tl.load(scale).to(tl.float32)
+    x = round_at_random(x, offsets, tl.load(seed).to(tl.uint32), DROPPED)
+    tl.store(p + offsets, x.to(p.dtype.element_ty), offsets < n)
