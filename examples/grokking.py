@@ -1,9 +1,10 @@
-"""Grokking, and what holding the norm does to it: modular addition, learned from 60 % of all pairs.
+"""Grokking with a constant norm: modular addition, learned from 60 % of all pairs.
 
 A small network learns (a + b) mod 41. Its weights start twice as large as usual, so that it can
-learn the pairs it is shown by heart. AdamW without decay does that and no more; with decay it
-generalises once the norm has come down. AdamWN holds the norm at a value from the start: too small,
-and it cannot fit; too large, and it memorises; between the two it generalises.
+memorise the pairs that it is trained on. AdamW without decay only memorises them; with decay it
+generalises after the norm has fallen. AdamWN keeps the norm constant from the first step. With a
+norm that is too small it cannot fit the pairs, with one that is too large it memorises, and between
+the two it generalises.
 
     python examples/grokking.py [--steps 2000] [--figure runs/grokking.png]
 
@@ -32,7 +33,7 @@ EVERY = 20
 
 
 class Network(nn.Module):
-    """Two embedded numbers, one hidden layer, P answers."""
+    """Two embedded numbers, one hidden layer, and P possible answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,15 +47,17 @@ class Network(nn.Module):
 
 @dataclass
 class Run:
+    """The records of one training run. ``ratio`` is AdamWN's target, and None for AdamW."""
+
     name: str
-    held: float | None
+    ratio: float | None
     steps: list[int] = field(default_factory=list)
     norm: list[float] = field(default_factory=list)
     shown: list[float] = field(default_factory=list)
     unseen: list[float] = field(default_factory=list)
 
     def generalised(self) -> int | None:
-        """The first step at which it knew 95 % of the pairs it was never shown."""
+        """The first recorded step with more than 95 % right answers on the pairs not shown."""
         return next(
             (step for step, share in zip(self.steps, self.unseen, strict=True) if share > 0.95),
             None,
@@ -62,7 +65,7 @@ class Run:
 
 
 def pairs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All pairs and their sums, and which of them are shown and which are not."""
+    """All pairs, their sums, the indices of the training pairs, and those of the other pairs."""
     every = torch.cartesian_prod(torch.arange(P), torch.arange(P))
     order = torch.randperm(P * P, generator=torch.Generator().manual_seed(0))
     count = int(SHARE * P * P)
@@ -70,10 +73,11 @@ def pairs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def train(
-    name: str, optimizer: Callable[[nn.Module], Optimizer], steps: int, held: float | None = None
+    name: str, optimizer: Callable[[nn.Module], Optimizer], steps: int, ratio: float | None = None
 ) -> Run:
+    """Train one network and record its norm and its right answers every few steps."""
     torch.manual_seed(0)
-    network, run = Network(), Run(name, held)
+    network, run = Network(), Run(name, ratio)
     with torch.no_grad():
         torch._foreach_mul_(list(network.parameters()), START)
     adam = optimizer(network)
@@ -102,6 +106,7 @@ def train(
 
 
 def runs(steps: int) -> list[Run]:
+    """AdamW with every decay, then AdamWN with every ratio."""
     options = {"lr": 3e-3, "betas": (0.9, 0.98)}
     found = [
         train(
@@ -111,19 +116,20 @@ def runs(steps: int) -> list[Run]:
         )
         for d in DECAYS
     ]
-    for r in RATIOS:  # rate=1: the norm is exactly this share of the initial one after every step
+    for r in RATIOS:  # with rate=1 the norm is exactly r times the initial norm after every step
         found.append(
             train(
                 f"AdamWN, ratio {r:g}",
                 lambda n, r=r: AdamWN(n.parameters(), ratio=r, rate=1.0, **options),
                 steps,
-                held=r,
+                ratio=r,
             )
         )
     return found
 
 
 def draw(found: list[Run], path: Path) -> None:
+    """Save a figure: right answers and norms over the steps, and right answers by final norm."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -131,15 +137,15 @@ def draw(found: list[Run], path: Path) -> None:
 
     figure, (curves, norms, summary) = plt.subplots(1, 3, figsize=(14, 5), layout="constrained")
     reds, blues = plt.get_cmap("Reds"), plt.get_cmap("viridis")
-    held = [run for run in found if run.held is not None]
-    free = [run for run in found if run.held is None]
-    colours = {run.name: reds(0.45 + 0.25 * i) for i, run in enumerate(free)} | {
-        run.name: blues(i / len(held)) for i, run in enumerate(held)
+    adamwn = [run for run in found if run.ratio is not None]
+    adamw = [run for run in found if run.ratio is None]
+    colours = {run.name: reds(0.45 + 0.25 * i) for i, run in enumerate(adamw)} | {
+        run.name: blues(i / len(adamwn)) for i, run in enumerate(adamwn)
     }
     for run in found:
         style = {
             "color": colours[run.name],
-            "linestyle": "--" if run.held is None else "-",
+            "linestyle": "--" if run.ratio is None else "-",
             "label": run.name,
         }
         curves.plot(run.steps, run.unseen, **style)
@@ -149,24 +155,24 @@ def draw(found: list[Run], path: Path) -> None:
     figure.legend(
         *norms.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5
     )
-    at = [run.norm[-1] for run in held]
+    at = [run.norm[-1] for run in adamwn]
     summary.plot(
         at,
-        [run.shown[-1] for run in held],
+        [run.shown[-1] for run in adamwn],
         color="#888888",
         marker="o",
         label="AdamWN: pairs shown",
     )
     summary.plot(
         at,
-        [run.unseen[-1] for run in held],
+        [run.unseen[-1] for run in adamwn],
         color="#1f77b4",
         marker="o",
         label="AdamWN: pairs never shown",
     )
     summary.plot(
-        [r.norm[-1] for r in free],
-        [r.unseen[-1] for r in free],
+        [r.norm[-1] for r in adamw],
+        [r.unseen[-1] for r in adamw],
         "x",
         color="#d62728",
         markersize=9,
@@ -180,7 +186,7 @@ def draw(found: list[Run], path: Path) -> None:
         ax.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-    print(f"Drawn in {path}.")
+    print(f"The figure is {path}.")
 
 
 def main() -> None:
@@ -189,10 +195,10 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--figure", type=Path, default=Path("runs/grokking.png"))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
-    draw(runs(asked.steps), asked.figure)
+    draw(runs(args.steps), args.figure)
     print(f"{time.perf_counter() - start:.0f} s")
 
 

@@ -1,13 +1,12 @@
-"""Hugging Face: train a small model from a config, then fine-tune it at the norm it came with.
-Nothing is downloaded.
+"""Hugging Face Trainer: train a small model from a config, then fine-tune it at a constant norm.
 
-    python examples/huggingface_finetune.py python examples/huggingface_finetune.py --resume
-    # the fine-tuning again, from its checkpoint half-way
+    python examples/huggingface_finetune.py
+    python examples/huggingface_finetune.py --resume   # fine-tunes again, from its checkpoint
 
-The first model learns Python's standard library with the norm growing to twice its initial one, as
-in the paper. It is saved, loaded again, and fine-tuned on another part of the library: the
-reference is then the norm of the loaded weights, and ``adamwn``'s default keeps it there. AdamW
-fine-tunes it too, to show where the norm goes by itself.
+The model is trained on source code of Python's standard library, and its norm grows to twice the
+initial norm, as in the paper. It is saved, loaded, and fine-tuned on other files of the library.
+The reference is now the norm of the loaded weights, and the default of ``adamwn`` keeps it. AdamW
+fine-tunes the same model, to show how its norm changes. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CONTEXT = 64
 
 
 def texts(pattern: str, rows: int) -> list[dict[str, Any]]:
-    """Rows of ASCII codes from the standard library's files of that name."""
+    """Rows of ASCII codes from the files of the standard library that match the pattern."""
     text = b"".join(
         path.read_bytes() for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob(pattern))
     )
@@ -45,18 +44,19 @@ def arguments(out: Path, steps: int, lr: float) -> TrainingArguments:
         output_dir=str(out),
         max_steps=steps,
         learning_rate=lr,
-        # marks what is controlled: what Trainer would decay. Its value is not used
+        # The tensors that Trainer would decay are controlled. The value is not used.
         weight_decay=0.1,
         per_device_train_batch_size=16,
         logging_steps=max(1, steps // 5),
         save_steps=steps // 2,
-        # or "tensorboard", "wandb", ...: the norms are logged there with the loss
+        # With "tensorboard" or "wandb" the norms are logged there, together with the loss.
         report_to="none",
         seed=0,
     )
 
 
 def pretrain(out: Path, steps: int) -> None:
+    """Train a new model with the paper's ramp of the norm, and save it."""
     torch.manual_seed(0)
     sizes = {
         "vocab_size": 128,
@@ -80,6 +80,7 @@ def pretrain(out: Path, steps: int) -> None:
 
 
 def finetune(out: Path, trained: Path, steps: int, resume: bool) -> Trainer:
+    """Fine-tune with AdamWN at the norm of the loaded weights."""
     model = LlamaForCausalLM.from_pretrained(trained)
     args = arguments(out, steps, lr=1e-3)
     trainer = Trainer(
@@ -94,6 +95,7 @@ def finetune(out: Path, trained: Path, steps: int, resume: bool) -> Trainer:
 
 
 def finetune_with_adamw(out: Path, trained: Path, steps: int) -> NormTrace:
+    """Fine-tune with AdamW and record the norm."""
     args = arguments(out, steps, lr=1e-3)
     trainer = Trainer(
         LlamaForCausalLM.from_pretrained(trained), args, train_dataset=texts("t*.py", 2000)
@@ -108,7 +110,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/huggingface"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument(
-        "--resume", action="store_true", help="fine-tune again from the checkpoint half-way"
+        "--resume",
+        action="store_true",
+        help="fine-tune again, from the checkpoint after half of the steps",
     )
     args = parser.parse_args()
     if not args.resume:

@@ -1,8 +1,7 @@
-"""A small network in JAX with flax nnx, held at the norms you choose: ``python
-examples/jax_nnx.py``.
+"""Weight norm control in JAX with flax nnx: ``python examples/jax_nnx.py``.
 
-The one line that differs from a training with ``optax.adamw`` is marked. Needs ``pip install
-'normcontrol[jax]' flax``.
+A small network learns to sort eight numbers. A comment marks the one line that differs from a
+training script with ``optax.adamw``. Needs ``pip install 'normcontrol[jax]' flax``.
 """
 
 import argparse
@@ -26,7 +25,7 @@ class Network(nnx.Module):
 
 
 def loss_of(model: Network, x: jax.Array) -> jax.Array:
-    return jnp.mean(jnp.square(model(x) - jnp.sort(x, axis=-1)))  # learns to sort eight numbers
+    return jnp.mean(jnp.square(model(x) - jnp.sort(x, axis=-1)))
 
 
 @nnx.jit
@@ -43,14 +42,12 @@ def main() -> None:
 
     model = Network(64, nnx.Rngs(0))
     lr = optax.warmup_cosine_decay_schedule(0.0, 3e-3, steps // 10, steps)
-    # The kernels grow to twice their initial norm over the first third of the run; biases and the
-    # norm layer are left alone.
-    tx = adamwn(
-        lr, b2=0.95, ratio=optax.linear_schedule(1.0, 2.0, steps // 3), rate=0.2
-    )  # was optax.adamw(lr, b2=0.95, weight_decay=0.1)
+    # The norm of the kernels doubles over the first third of the run. Biases and the norm layer are
+    # not controlled. With AdamW this line is: tx = optax.adamw(lr, b2=0.95, weight_decay=0.1)
+    tx = adamwn(lr, b2=0.95, ratio=optax.linear_schedule(1.0, 2.0, steps // 3), rate=0.2)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
-    print("step    loss  ratio  asked")
+    print("step    loss  ratio target")
     for step in range(1, steps + 1):
         x = jax.random.normal(jax.random.fold_in(jax.random.key(1), step), (128, 8))
         loss = train_step(model, optimizer, x)

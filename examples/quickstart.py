@@ -1,9 +1,9 @@
-"""AdamW and AdamWN side by side: the paper's challenge on a network small enough for a laptop.
+"""AdamW and AdamWN side by side: the paper's challenge, on a network that a laptop can train.
 
-A character model learns the source code of Python's own standard library. AdamW's norm is recorded
-and AdamWN is told to end at the same norm; then both train again at a third and at three times the
-learning rate. AdamW's final norm follows the learning rate, AdamWN's stays where it was put. Run it
-with ``make quickstart``.
+A character model learns the source code of Python's standard library. The norm of an AdamW run is
+recorded, and its final value is AdamWN's target. Both are then trained with a third and with three
+times the learning rate. The final norm of AdamW depends on the learning rate; the final norm of
+AdamWN does not. Run it with ``make quickstart``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from torch.optim import Optimizer
 
 from normcontrol import AdamWN, NormTrace
 
-CONTEXT = 16  # characters the model sees before it guesses the next one
+CONTEXT = 16  # characters from which the model predicts the next one
 LR = 3e-3
 
 
 def read_corpus(characters: int) -> tuple[Tensor, Tensor]:
-    """Real text that every machine with Python has: training and validation characters, as ASCII
-    codes."""
+    """Training and validation text as ASCII codes: source files of Python's standard library."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text += path.read_bytes()
@@ -40,6 +39,7 @@ def read_corpus(characters: int) -> tuple[Tensor, Tensor]:
 
 
 def make_model() -> nn.Module:
+    """The network, with the same initial weights at every call."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(128, 32),
@@ -51,16 +51,19 @@ def make_model() -> nn.Module:
     )
     for p in model.parameters():
         if p.dim() >= 2:
-            nn.init.normal_(p, std=0.02)  # as GPT-2 starts
+            nn.init.normal_(p, std=0.02)  # GPT-2's initialisation
     return model
 
 
 def loss_on(model: nn.Module, codes: Tensor, at: Tensor) -> Tensor:
+    """The loss for the windows of text that begin at these positions."""
     windows = codes[at[:, None] + torch.arange(CONTEXT + 1)]
     return nn.functional.cross_entropy(model(windows[:, :-1]), windows[:, -1])
 
 
 class Run(NamedTuple):
+    """The result of one training run."""
+
     method: str
     lr: float
     norms: NormTrace
@@ -74,7 +77,8 @@ def train(
     steps: int,
     data: tuple[Tensor, Tensor],
 ) -> Run:
-    """Train from the same weights on the same batches, and record the norm at every step."""
+    """Train a model and record its norm at every step. All runs have the same initial weights and
+    batches."""
     model = make_model()
     opt = make_optimizer(model.parameters(), lr)
     norms = NormTrace(opt)
@@ -94,24 +98,26 @@ def train(
 
 
 def sparkline(values: list[float], high: float, width: int = 32) -> str:
-    """The ratios as a row of bars, from 1 (the initial norm) to ``high``."""
+    """The ratios as a row of bars, from 1 to ``high``."""
     picked = [values[i * (len(values) - 1) // (width - 1)] for i in range(width)]
     return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * (v - 1) / (high - 1))))] for v in picked)
 
 
 def show(runs: list[Run], target: float) -> None:
+    """Print a table with a row for each run."""
     high = max(max(run.norms.ratios) for run in runs)
     print(
         f"{'method':8}{'lr':>6}  "
-        f"{'norm / initial norm, step by step':34}{'final':>6}{'asked for':>11}{'val. loss':>11}"
+        f"{'norm / initial norm, step by step':34}{'final':>6}{'target':>11}{'val. loss':>11}"
     )
     for run in runs:
-        asked = f"{target:.3f}" if run.method == "AdamWN" else "-"
+        goal = f"{target:.3f}" if run.method == "AdamWN" else "-"
         bars, final = sparkline(run.norms.ratios, high), run.norms.ratios[-1]
-        print(f"{run.method:8}{run.lr:6.3f}  {bars:34}{final:6.3f}{asked:>11}{run.loss:11.3f}")
+        print(f"{run.method:8}{run.lr:6.3f}  {bars:34}{final:6.3f}{goal:>11}{run.loss:11.3f}")
 
 
 def draw(runs: list[Run], target: float, path: Path) -> None:
+    """Save a figure with the norms of AdamW on the left and of AdamWN on the right."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -160,19 +166,19 @@ def draw(runs: list[Run], target: float, path: Path) -> None:
     panels[1].set_xlim(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    print(f"The same as a figure: {path}")
+    print(f"The figure is {path}.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--short", action="store_true", help="a few steps only, to see that everything runs"
+        "--short", action="store_true", help="a few steps only, to check that everything runs"
     )
     parser.add_argument(
         "--figure",
         type=Path,
         default=Path("runs/quickstart.png"),
-        help="where the figure goes, if matplotlib is there",
+        help="path of the figure; it is drawn if matplotlib is installed",
     )
     args = parser.parse_args()
     steps = 30 if args.short else 500
@@ -185,24 +191,23 @@ def main() -> None:
         return AdamWN(params, lr=lr, ratio=ratio, rate=5e-2)
 
     first = train("AdamW", adamw, LR, steps, data)
-    ratio = first.norms.final(
-        ramp=0.05 * steps
-    )  # the paper's challenge: AdamWN is asked for the norm that AdamW reached
+    # The paper's challenge: AdamW's final norm is AdamWN's target, after a ramp.
+    ratio = first.norms.final(ramp=0.05 * steps)
     runs = [
         first if lr == LR else train("AdamW", adamw, lr, steps, data) for lr in (LR / 3, LR, 3 * LR)
     ]
     runs += [train("AdamWN", adamwn, lr, steps, data) for lr in (LR / 3, LR, 3 * LR)]
 
     print(
-        f"\nA character model learns Python's standard library: {steps} steps, lr annealed to a "
-        "tenth, AdamW with weight decay 0.1."
+        f"\nA character model learns Python's standard library: {steps} steps, learning rate "
+        "annealed to a tenth, AdamW with weight decay 0.1."
     )
     print(
-        f"AdamWN is asked to end at the norm AdamW reached at lr {LR:g}: {ratio.end:.3f} times the "
-        "initial one.\n"
+        f"AdamWN's target is the final norm of AdamW at lr {LR:g}: {ratio.end:.3f} times the "
+        "initial norm.\n"
     )
     show(runs, ratio.end)
-    print("\nOne seed and a short run: the norms are the point; the losses settle nothing.")
+    print("\nOne seed and short runs: compare the norms, not the losses.")
     if importlib.util.find_spec("matplotlib"):
         draw(runs, ratio.end, args.figure)
 

@@ -1,8 +1,8 @@
-"""A training in JAX in a process of its own, on as many host devices as its environment says.
+"""A training run in JAX in a separate process; XLA_FLAGS sets the number of host devices.
 
-``python optax_process.py straight|save|resume FOLDER [DTYPE]``: trains 40 steps at once; or 20, and
-saves with orbax; or restores and trains the other 20. What it ends with is written to FOLDER as
-NumPy arrays.
+``python optax_process.py straight|save|resume FOLDER [DTYPE]``: *straight* trains 40 steps, *save*
+trains 20 and saves with orbax, *resume* restores and trains the other 20. The final weights and
+norms are written to FOLDER as NumPy arrays.
 """
 
 import sys
@@ -35,8 +35,7 @@ def initial(dtype):
 
 
 def placed(params):
-    """Each matrix cut along both axes over all the devices there are; the bias on every one of
-    them."""
+    """Shard each matrix along both axes over all devices. The bias is replicated."""
     devices = np.array(jax.devices()).reshape(-1, 2 if len(jax.devices()) > 1 else 1)
     mesh = jax.sharding.Mesh(devices, ("data", "model"))
     specs = {
@@ -48,8 +47,8 @@ def placed(params):
 
 
 def on_every_device(state, replicated):
-    """Adam's own counter starts on one device; that is where a checkpoint would put it back, away
-    from the weights."""
+    """Replicate the scalars of the state. optax makes Adam's counter on one device, and a
+    checkpoint would restore it there, away from the weights."""
     return jax.tree.map(lambda x: x if x.ndim == 2 else jax.device_put(x, replicated), state)
 
 

@@ -1,5 +1,4 @@
-"""The small model of the tests once more, in JAX: the same weights, the same batches, the same
-loss."""
+"""The small model of the tests in JAX: the same weights, batches and loss as ``small.py``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
-from small import WORDS, SmallModel, eta
+from small import MATRICES, WORDS, SmallModel, eta
 
 Params = dict[str, Any]
+STEPS, LR = 200, 3e-3
 
 
 def weights_of(model: SmallModel) -> Params:
-    """Copies of a torch model's weights as JAX arrays, by name; the tied head has no entry of its
-    own."""
+    """Copies of a torch model's weights as JAX arrays, by name. A tied head occurs once."""
     return {name: jnp.array(p.detach().numpy(), copy=True) for name, p in model.named_parameters()}
+
+
+def params_of(dtype: torch.dtype = torch.float32) -> Params:
+    """The initial weights of the small model."""
+    return weights_of(SmallModel(dtype))
+
+
+def matrices(params: Params) -> list[jax.Array]:
+    """The weights that are controlled by default."""
+    return [params[name] for name in MATRICES]
 
 
 def batches(steps: int) -> jax.Array:
@@ -50,10 +59,15 @@ def step_of(tx: Any, objective: Callable[..., jax.Array] = loss) -> Callable[...
 
 
 def train(tx: Any, params: Params, words: jax.Array, state: Any = None) -> Any:
-    """All the batches in one compiled loop; the weights and the optimizer state at its end."""
+    """Train on all batches in one compiled loop. Returns the weights and the optimizer state."""
     return jax.jit(lambda *carry: jax.lax.scan(step_of(tx), carry, words)[0])(
         params, tx.init(params) if state is None else state
     )
+
+
+def ramp(count: Any) -> Any:
+    """torch's ``linear(1.0, 1.5, steps=100)``: torch counts steps from 1, optax updates from 0."""
+    return optax.linear_schedule(1.0, 1.5, 100)(count + 1)
 
 
 def learning_rate(lr: float, steps: int) -> Callable[[Any], jax.Array]:
@@ -67,3 +81,11 @@ def norm_of(arrays: Any) -> float:
     return float(
         np.sqrt(sum(np.square(np.asarray(a, np.float64)).sum() for a in jax.tree.leaves(arrays)))
     )
+
+
+def assert_alike(expected: Params, found: Params, within: float) -> None:
+    """Equal up to this relative or absolute error, by name."""
+    for name, a in expected.items():
+        np.testing.assert_allclose(
+            np.asarray(found[name]), np.asarray(a), rtol=within, atol=within, err_msg=name
+        )

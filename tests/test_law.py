@@ -1,5 +1,4 @@
-"""The norm law: whatever the weights, after control ``||theta'|| = |(1 - k) ||theta|| + k *
-target|``."""
+"""The norm law: after control, ``||theta'|| = |(1 - k) ||theta|| + k * target|`` for any weights."""
 
 import math
 
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from small import total_norm
 
 from normcontrol import NormControl
+from normcontrol.law import LAWS
 
 shapes = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(2, 3)), min_size=1, max_size=3
@@ -22,8 +22,8 @@ kinds = st.sampled_from(["ratio", "norm", "rms"])
 laws = st.sampled_from(["proportional", "upper", "lower", "projection"])
 unit = st.floats(0.0, 1.0)
 
-# How far a weight may be from its exact value, relatively: rounding of factor, product and norm, or
-# one unit in the last place of a low-precision format, which is rounded up or down.
+# The largest relative error of a weight: the rounding of factor, product and norm, or one unit in
+# the last place of a low-precision format, which is rounded up or down.
 PRECISION = {
     torch.float64: 1e-14,
     torch.float32: 1e-6,
@@ -34,7 +34,7 @@ PRECISION = {
 
 
 def parts_of(params, scope):
-    """The lists of views that share a norm."""
+    """Lists of views; the views of a list share a norm."""
     if scope in ("global", "group"):
         return [list(params)]
     if scope == "tensor":
@@ -44,7 +44,8 @@ def parts_of(params, scope):
     return [[part] for p in moved for part in p]
 
 
-def law_of(law, norm, target, k):
+def norm_after(law, norm, target, k):
+    """The norm after one step, by the definition of each law."""
     if law == "projection":
         return target
     if (law == "upper" and norm <= target) or (law == "lower" and norm >= target):
@@ -83,23 +84,25 @@ def test_the_norm_law(shapes, dtype, scope, kind, level, rate, law, order, seed)
         for n, root in zip(norms, roots, strict=True)
     ]
 
-    opt.step()  # no gradient: the controller alone
+    opt.step()  # without gradients, only the controller changes the weights
 
     for part, norm, target in zip(parts_of(params, scope), norms, targets, strict=True):
-        expected = law_of(law, norm, target, rate)
+        expected = norm_after(law, norm, target, rate)
         assert total_norm(part) == pytest.approx(
             expected, rel=PRECISION[dtype], abs=PRECISION[dtype] * 1e-3 + 1e-15 * norm
         )
     readings = [n for r in opt.norms().values() for n in r.norm.reshape(-1).tolist()]
     assert readings == pytest.approx(
-        [law_of(law, n, t, rate) for n, t in zip(norms, targets, strict=True)], rel=1e-6, abs=1e-12
+        [norm_after(law, n, t, rate) for n, t in zip(norms, targets, strict=True)],
+        rel=1e-6,
+        abs=1e-12,
     )
 
 
 @settings(max_examples=50, deadline=None)
 @given(shapes, unit, st.floats(0.0, 3.0), st.integers(0, 2**31))
-def test_control_scales_and_never_turns(shapes, rate, ratio, seed):
-    """Every weight of a set is multiplied by the same factor: its direction stays."""
+def test_control_scales_and_does_not_rotate(shapes, rate, ratio, seed):
+    """All weights that share a norm are multiplied by the same factor."""
     generator = torch.Generator().manual_seed(seed)
     params = [
         torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
@@ -114,6 +117,7 @@ def test_control_scales_and_never_turns(shapes, rate, ratio, seed):
 
 
 def controlled(weight, steps=1, **settings) -> list:
+    """The weights after some steps of the controller alone."""
     p = torch.nn.Parameter(torch.tensor(weight))
     opt = NormControl(torch.optim.SGD([p], lr=0.1), **settings)
     for _ in range(steps):
@@ -129,7 +133,7 @@ ROWS = [[3.0, 4.0], [12.0, 16.0]]  # row norms 5 and 20
     ("weight", "settings", "expected"),
     [
         (TRIANGLE, {"ratio": 2.0, "rate": 0.5}, [[4.5, 6.0]]),  # 5 -> 7.5, half-way to 10
-        (TRIANGLE, {"ratio": 2.0, "rate": 1.0}, [[6.0, 8.0]]),  # k = 1: at once
+        (TRIANGLE, {"ratio": 2.0, "rate": 1.0}, [[6.0, 8.0]]),  # k = 1: in one step
         (TRIANGLE, {"ratio": 2.0, "rate": 0.0}, TRIANGLE),
         (TRIANGLE, {"ratio": 0.0, "rate": 0.25}, [[2.25, 3.0]]),  # weight decay
         (TRIANGLE, {"norm": 10.0, "rate": 1.0}, [[6.0, 8.0]]),
@@ -162,8 +166,7 @@ def test_values_by_hand(weight, settings, expected):
 
 
 def test_one_norm_over_all_weights_by_default():
-    """Tensors of norm 3 and 4 have the joint norm 5; doubled at once, all are doubled, zeros
-    included."""
+    """Tensors of norm 3 and 4 have the joint norm 5. With the target 10, both are doubled."""
     params = [
         torch.nn.Parameter(torch.tensor([[3.0, 0.0]])),
         torch.nn.Parameter(torch.tensor([[0.0], [4.0]])),
@@ -177,3 +180,8 @@ def test_one_norm_over_all_weights_by_default():
 def test_the_reference_is_the_initial_norm_and_not_the_last():
     """Three steps at k = 1 and ratio 2 double the norm once, not three times."""
     assert controlled(TRIANGLE, steps=3, ratio=2.0, rate=1.0) == [[6.0, 8.0]]
+
+
+def test_a_law_that_is_added_to_the_registry_can_be_used(monkeypatch):
+    monkeypatch.setitem(LAWS, "halfway", lambda norm, target, rate: (norm + target) / (2 * norm))
+    assert controlled(TRIANGLE, norm=10.0, law="halfway") == [[4.5, 6.0]]

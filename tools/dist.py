@@ -1,7 +1,6 @@
-"""Try the built distributions as a user would: each installed alone in a clean environment, and put
-to use there.
+"""Tests the built distributions: installs each in a clean environment, and trains with it there.
 
-``python tools/dist.py dist/*``; ``make dist`` builds them and runs this.
+``python tools/dist.py dist/*``. ``make dist`` builds the distributions and runs this.
 """
 
 import os
@@ -18,11 +17,12 @@ import importlib.metadata, importlib.resources, pathlib, sys
 import torch, normcontrol
 
 home = pathlib.Path(normcontrol.__file__)
-assert "site-packages" in home.parts, f"imported from {home}, not from what was installed"
+assert "site-packages" in home.parts, f"imported from {home}, not from the installed package"
 assert importlib.metadata.version("normcontrol") == normcontrol.__version__
-assert importlib.resources.files("normcontrol").joinpath("py.typed").is_file(), "py.typed is missing: its types would not be seen"
-unasked = {"jax", "matplotlib", "tyro", "pyarrow"} & set(sys.modules)
-assert not unasked, f"importing the library imports {unasked}"
+typed = importlib.resources.files("normcontrol").joinpath("py.typed")
+assert typed.is_file(), "py.typed is missing: type checkers would ignore the annotations"
+extras = {"jax", "matplotlib", "tyro", "pyarrow"} & set(sys.modules)
+assert not extras, f"importing the library imports {extras}"
 
 model = torch.nn.Linear(8, 8)
 before = model.weight.norm().item()
@@ -37,27 +37,21 @@ try:
 except ImportError as error:
     assert "pip install 'normcontrol[jax]'" in str(error), error
 else:
-    raise AssertionError("jax is installed here, so this is no clean environment")
-print("normcontrol", normcontrol.__version__, "with torch", torch.__version__, "on Python", sys.version.split()[0])
+    raise AssertionError("jax is installed, so this is not a clean environment")
+versions = normcontrol.__version__, torch.__version__, sys.version.split()[0]
+print("normcontrol %s with torch %s on Python %s" % versions)
 """
 
 
-def try_out(distribution: Path) -> None:
+def check(distribution: Path) -> None:
+    """Install one distribution, run the script above, and run the command without its extra."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder) / "bin/python")
-        # torch's pinned CPU build; nothing but what the distribution itself asks for beside it.
-        install = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--constraint",
-            str(ROOT / "constraints.txt"),
-            str(distribution),
-        ]
-        subprocess.run(install, check=True)
+        # The constraints select the CPU build of torch. Only the declared dependencies are added.
+        constraints = str(ROOT / "constraints.txt")
+        install = ["-m", "pip", "install", "--quiet", "--constraint", constraints]
+        subprocess.run([python, *install, str(distribution)], check=True)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         subprocess.run([python, "-W", "ignore", "-c", SMOKE], check=True, cwd=folder, env=env)
         command = subprocess.run(
@@ -68,13 +62,13 @@ def try_out(distribution: Path) -> None:
             text=True,
         )
         assert "pip install 'normcontrol[lab]'" in command.stderr, (
-            f"the command without its extra should say what it needs: {command.stderr}"
+            f"without its extra, the command should name the extra: {command.stderr}"
         )
-        print(f"{distribution.name}: installs, trains, and is typed")
+        print(f"{distribution.name}: installs, trains, and has type annotations")
 
 
 if __name__ == "__main__":
     if not sys.argv[1:]:
         raise SystemExit("Give the files of dist/: python tools/dist.py dist/*")
     for given in sys.argv[1:]:
-        try_out(Path(given).resolve())
+        check(Path(given).resolve())

@@ -1,9 +1,8 @@
-"""What MkDocs does not do by itself, so that one set of pages reads well in a checkout and as a
-site.
+"""Hooks for MkDocs, so that the same pages work in a checkout and on the documentation site.
 
-The pages link to the README and to files of the source tree. On the site the README is the front
-page, and every file that a page links to becomes a page that shows it, so that no link leaves the
-site and none is broken. The reference is made of the public names. Used by mkdocs.yml.
+The pages link to the README and to source files. On the site, the README is the front page, and
+every file that a page links to becomes a page that shows it; no link is broken or leaves the site.
+The reference page is made from the list of public names in this file. Used by mkdocs.yml.
 """
 
 import re
@@ -52,26 +51,19 @@ MODULES = {
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are not in docs/: the front page, the changes, the reference, and the
-    files linked to."""
+    """Add the pages that are not in docs/: front page, changelog, reference, linked files."""
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
     files.append(File.generated(config, "changes.md", content=(ROOT / "CHANGELOG.md").read_text()))
     files.append(File.generated(config, "reference.md", content=reference()))
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
-    for name in sorted(
-        {
-            name
-            for page in pages
-            for name in linked(page)
-            if name not in ("README.md", "CHANGELOG.md")
-        }
-    ):
+    names = {name for page in pages for name in linked(page)} - {"README.md", "CHANGELOG.md"}
+    for name in sorted(names):
         files.append(File.generated(config, f"source/{name}.md", content=shown(name)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as they are on the site."""
+    """Replace the links of a page by links to the pages of the site."""
     folder = ROOT if page.file.src_uri in ("index.md", "changes.md") else ROOT / "docs"
     if page.file.src_uri.startswith("source/"):
         return markdown
@@ -86,7 +78,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def place(folder: Path, target: str) -> str:
-    """Where a file of the checkout is on the site."""
+    """The page of the site that shows a file of the checkout."""
     path = (folder / target).resolve().relative_to(ROOT).as_posix()
     fixed = {
         "README.md": "index.md",
@@ -96,11 +88,9 @@ def place(folder: Path, target: str) -> str:
     }
     if path in fixed:
         return fixed[path]
-    return (
-        path.removeprefix("docs/")
-        if path.startswith("docs/") and not path.endswith(".py")
-        else f"source/{path}.md"
-    )
+    if path.startswith("docs/") and not path.endswith(".py"):
+        return path.removeprefix("docs/")
+    return f"source/{path}.md"
 
 
 def linked(page: Path) -> set[str]:
@@ -118,15 +108,16 @@ def linked(page: Path) -> set[str]:
 
 
 def shown(name: str) -> str:
+    """A page that shows a source file."""
     path = ROOT / name
     return f"# {name}\n\n````{HIGHLIGHT.get(path.suffix, 'text')}\n{path.read_text()}````\n"
 
 
 def reference() -> str:
-    """The page that mkdocstrings fills from the docstrings."""
+    """The reference page, which mkdocstrings fills from the docstrings."""
     parts = [
         "# API from the source",
-        "The docstrings, as they stand in the code. [By example](api.md) is the shorter way in.",
+        "Generated from the docstrings. [API by example](api.md) is a shorter introduction.",
     ]
     for heading, names in MODULES.items():
         parts += [f"## {heading}", *(f"::: {name}" for name in names)]

@@ -1,10 +1,9 @@
-"""Run the core tests on the oldest, the pinned and the newest torch, each in an environment of its
-own.
+"""Run the core tests with the oldest, the pinned and the newest torch, in separate environments.
 
-``make test-versions``. Other versions than the pinned one come as CUDA builds of several gigabytes,
-which also run on a CPU; they never enter the project's own environment. What passed is written to
-``results/versions.json`` and into the table of ``docs/versions.md``, and
-``tests/project/test_versions.py`` holds the declared range to it.
+``make test-versions``. Versions other than the pinned one are CUDA builds of several gigabytes,
+which also run on a CPU. They are not installed in the project's own environment. The numbers of
+passed tests are written to ``results/versions.json`` and to the table in ``docs/versions.md``;
+``tests/project/test_versions.py`` compares the declared range of versions with them.
 """
 
 import argparse
@@ -20,26 +19,27 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "results/versions.json", ROOT / "docs/versions.md"
 MATRIX = [("3.10", "2.6.0"), ("3.11", "2.13.0"), ("3.12", "2.11.0"), ("3.13", "2.15.0")]
-"""Python and torch: the oldest, the pinned, the one of the GPU measurements, the newest."""
+"""Python and torch: the oldest, the pinned one, the one of the GPU measurements, the newest."""
 
 CORE = [
-    "adamw_equality",
-    "amp_compile",
-    "bad_input",
-    "contract",
-    "folded",
-    "law",
-    "methods",
-    "policy",
-    "precision",
-    "predict",
-    "recipes",
-    "reference",
-    "resume",
-    "schedule",
-    "telemetry",
-    "wrapping",
+    "tests/test_adamw_equality.py",
+    "tests/test_amp_compile.py",
+    "tests/test_contract.py",
+    "tests/test_law.py",
+    "tests/test_reference.py",
+    "tests/test_schedule.py",
+    "tests/test_schedule_text.py",
+    "tests/test_wrapping.py",
+    "tests/groups",
+    "tests/mechanisms",
+    "tests/methods",
+    "tests/predict",
+    "tests/steppers/test_folded.py",
+    "tests/weights/test_rounding.py",
+    "tests/watch/test_telemetry.py",
 ]
+"""The tests that need nothing but torch and the packages below."""
+
 NEEDS = [
     "numpy",
     "matplotlib",
@@ -58,19 +58,19 @@ def main() -> None:
         "--only",
         nargs="*",
         metavar="PYTHON",
-        help="these Pythons alone, such as 3.10; the others keep their results",
+        help="run these versions only, such as 3.10; the others keep their results",
     )
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="FOLDER",
-        help="make the environments here and leave them; by default they are deleted",
+        help="create the environments in this folder and keep them; by default they are deleted",
     )
-    asked = parser.parse_args()
-    unknown = set(asked.only or ()) - {python for python, _ in MATRIX}
+    args = parser.parse_args()
+    unknown = set(args.only or ()) - {python for python, _ in MATRIX}
     if unknown:
         raise SystemExit(
-            f"No test is planned for Python {', '.join(unknown)}: there are "
+            f"Python {', '.join(unknown)} is not in the matrix. Give one of "
             f"{', '.join(python for python, _ in MATRIX)}."
         )
     results = (
@@ -78,10 +78,10 @@ def main() -> None:
     )
     failed = False
     for python, torch in MATRIX:
-        if asked.only and python not in asked.only:
+        if args.only and python not in args.only:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            counts = tested(python, torch, (asked.keep or Path(folder)) / f"{python}-{torch}")
+            counts = tested(python, torch, (args.keep or Path(folder)) / f"{python}-{torch}")
         results[python] = {"python": python, "torch": torch, **counts}
         failed |= bool(counts["failed"])
         print(f"Python {python}, torch {torch}: {counts}", flush=True)
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def tested(python: str, torch: str, environment: Path) -> dict[str, int]:
-    """How many of the core tests pass there."""
+    """Create the environment if it does not exist, run the core tests, and count the results."""
     run = str(environment / "bin/python")
     if not environment.exists():
         subprocess.run([interpreter(python), "-m", "venv", str(environment)], check=True)
@@ -107,8 +107,7 @@ def tested(python: str, torch: str, environment: Path) -> dict[str, int]:
             check=True,
         )
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    tests = [f"tests/test_{name}.py" for name in CORE]
-    command = [run, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow and not cuda", *tests]
+    command = [run, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow and not cuda", *CORE]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     found = {
         word: int(n)
@@ -126,7 +125,7 @@ def tested(python: str, torch: str, environment: Path) -> dict[str, int]:
 
 
 def interpreter(version: str) -> str:
-    """An interpreter of this version: on the path, or one of pyenv's."""
+    """Find a Python interpreter of this version, on the path or among those of pyenv."""
     roots = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     for candidate in (
         shutil.which(f"python{version}"),
@@ -138,23 +137,19 @@ def interpreter(version: str) -> str:
         if works:
             return str(candidate)
     raise SystemExit(
-        f"There is no Python {version} here: install it (pyenv install {version}), or leave it out "
-        "with --only."
+        f"Python {version} was not found: install it (pyenv install {version}), or select other "
+        "versions with --only."
     )
 
 
 def table(rows: list[dict[str, object]]) -> str:
+    """The results as a Markdown table."""
     lines = ["| Python | torch | passed | skipped | failed |", "|---|---|---|---|---|"]
-    return (
-        "\n".join(
-            lines
-            + [
-                f"| {r['python']} | {r['torch']} | {r['passed']} | {r['skipped']} | {r['failed']} |"
-                for r in rows
-            ]
+    for r in rows:
+        lines.append(
+            f"| {r['python']} | {r['torch']} | {r['passed']} | {r['skipped']} | {r['failed']} |"
         )
-        + "\n"
-    )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The law: how far a norm moves towards its target in one step.
+"""Laws: by which factor the weights are multiplied in one step.
 
-A law turns (norm, target, rate) into the factor that the weights are multiplied by. It is
-element-wise and knows nothing of optimizers, schedules or which weights share a norm. Add a law by
-adding a function to :data:`LAWS`; one that needs memory is a class, as :class:`Integral` is.
+A law is a function ``(norm, target, rate) -> scale``, element-wise on tensors. It knows nothing
+about optimizers, schedules, or which weights share a norm. To add a law, write a function and add
+one line to :data:`LAWS`. A law that keeps state between steps is a class, see :class:`Integral`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Law = Callable[[Tensor, Tensor, "Tensor | float"], Tensor]
 def proportional(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
     r"""Equation 3 of the paper: ``theta <- theta - k_t (1 - r_t ||theta_0|| / ||theta_t||) theta``.
 
-    The norm then obeys ``norm' = (1 - rate) * norm + rate * target``, exactly.
+    The new norm is exactly ``norm' = (1 - rate) * norm + rate * target``.
 
     >>> norm, target = torch.tensor(10.0), torch.tensor(20.0)
     >>> proportional(norm, target, 0.1) * norm     # a tenth of the way from 10 to 20
@@ -30,7 +30,7 @@ def proportional(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
 
 
 def upper_bound(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
-    """Pull down a norm above its target; leave one below it alone.
+    """Reduce a norm that is above its target. A norm below its target does not change.
 
     >>> upper_bound(torch.tensor([1.0, 4.0]), torch.tensor(2.0), 0.5)
     tensor([1.0000, 0.7500])
@@ -39,7 +39,7 @@ def upper_bound(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
 
 
 def lower_bound(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
-    """Push up a norm below its target; leave one above it alone.
+    """Increase a norm that is below its target. A norm above its target does not change.
 
     >>> lower_bound(torch.tensor([1.0, 4.0]), torch.tensor(2.0), 0.5)
     tensor([1.5000, 1.0000])
@@ -48,7 +48,7 @@ def lower_bound(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
 
 
 def projection(norm: Tensor, target: Tensor, rate: Tensor | float = 1.0) -> Tensor:
-    """Put the norm on its target at once, whatever the rate: ``k_t = 1``.
+    """Set the norm to its target in one step: ``k_t = 1``. The rate is ignored.
 
     >>> projection(torch.tensor(4.0), torch.tensor(2.0))
     tensor(0.5000)
@@ -58,8 +58,9 @@ def projection(norm: Tensor, target: Tensor, rate: Tensor | float = 1.0) -> Tens
 
 @dataclass(frozen=True)
 class Band:
-    """Leave a norm within ``[low * target, target]`` alone; pull one that is outside to the nearer
-    end.
+    """Move a norm outside ``[low * target, target]`` towards the nearer bound.
+
+    A norm inside the band does not change. ``low`` is a fraction of the target.
 
     >>> Band(0.5)(torch.tensor([1.0, 3.0, 8.0]), torch.tensor(4.0), 1.0)
     tensor([2.0000, 1.0000, 0.5000])
@@ -73,14 +74,21 @@ class Band:
 
 @dataclass
 class Integral:
-    """Constrained parameter regularisation (Franke et al., 2023): a multiplier that grows while the
-    mean square of the weights is above its bound, and shrinks to zero while it is below::
+    """Constrained parameter regularisation (CPR; Franke et al., 2023).
+
+    A multiplier lambda grows while the mean square of the weights is above its bound, and shrinks
+    to zero while it is below::
 
         lambda <- max(0, lambda + rate * (norm^2 - target^2) / count)
         theta  <- theta - 2 lambda theta
 
+    Args:
+        multiplier: lambda, one value for each norm. It is updated in place at every call.
+        count: the number of weights behind each norm.
+
     >>> law = Integral(torch.zeros(1), count=torch.tensor([4.0]))
-    >>> [round(law(torch.tensor([n]), torch.tensor([1.0]), 1.0).item(), 4) for n in (1.0, 1.2, 1.2, 0.5)]
+    >>> norms, target = torch.tensor([[1.0], [1.2], [1.2], [0.5]]), torch.tensor([1.0])
+    >>> [round(law(norm, target, 1.0).item(), 4) for norm in norms]
     [1.0, 0.78, 0.56, 0.935]
     """
 
@@ -98,12 +106,14 @@ LAWS: dict[str, Law] = {
     "lower": lower_bound,
     "projection": projection,
 }
-NAMES = (*LAWS, "band(LOW)", "integral")
+"""The laws without state, by the name that ``law=`` takes. Add your own here."""
 
 
 def law_of(name: str) -> Law | None:
-    """The law by its name, "band(0.5)" included; None for "integral", which needs to be told what
-    it works on.
+    """Return the law with this name: a key of :data:`LAWS`, or ``"band(0.5)"``.
+
+    For ``"integral"`` the result is None, because :class:`Integral` is constructed with the state
+    of the weights that it is applied to.
 
     >>> law_of("band(0.5)")
     Band(low=0.5)
@@ -111,9 +121,12 @@ def law_of(name: str) -> Law | None:
     band = re.fullmatch(r"band\(([\d.e+-]+)\)", name)
     if band and 0 <= float(band[1]) <= 1:
         return Band(float(band[1]))
-    if name in LAWS or name == "integral":
-        return LAWS.get(name)
+    if name == "integral":
+        return None
+    if name in LAWS:
+        return LAWS[name]
+    known = ", ".join(map(repr, (*LAWS, "band(LOW)", "integral")))
     raise ValueError(
-        f"law={name!r} is not known: give one of {', '.join(map(repr, NAMES))}, LOW being a part "
-        "of the target within [0, 1]."
+        f"law={name!r} is not known: give one of {known}. LOW is a fraction of the target, "
+        "within [0, 1]."
     )

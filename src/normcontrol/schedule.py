@@ -1,14 +1,15 @@
-"""Schedules: the ratio r_t and the rate k_t as functions of the step.
+"""Schedules: a value for every step, for the ratio r_t, the rate k_t or an absolute target.
 
-A schedule is a small immutable callable. Given a number it answers with a number; given the 0-d
-step tensor of a running optimizer it answers with a tensor on the same device, computed by tensor
-operations alone, so that compiled steps and CUDA graphs see it move. Its ``repr`` is the call that
-made it, which is also how checkpoints store it.
+A schedule is a small immutable callable. It knows nothing about weights or norms; some schedules
+read the learning rate of a parameter group. Called with a number it returns a number. Called with
+the 0-d step tensor of a running optimizer it returns a tensor on the same device, computed by
+tensor operations alone, so that a compiled step or a CUDA graph does not need a new trace when the
+value changes. Its ``repr`` is the call that constructs it; ``schedule_text.py`` stores it so. To
+add a schedule, write a subclass of :class:`Schedule` and add it to :data:`SCHEDULES`.
 """
 
 from __future__ import annotations
 
-import ast
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Schedule:
-    """A value for every step; steps count from 1, and 0 is the state before training."""
+    """Base class of all schedules. Steps count from 1; step 0 is the state before training."""
 
     def value(self, step: Tensor) -> Tensor:
+        """Return the value at ``step``, a tensor of any shape. Subclasses must define this."""
         raise TypeError(f"{type(self).__name__} does not define value(step): a schedule must.")
 
     def extremes(self) -> Sequence[float]:
-        """The values between which the schedule stays, for checking before training."""
+        """Return values that bound the schedule from both sides, to check it before training."""
         return ()
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
-        """The value at ``step`` for a parameter group, whose learning rate some schedules
-        follow."""
+        """Return the value at ``step`` for a parameter group. Some schedules use its ``lr``."""
         return self.value(step)
 
     def __call__(self, step: Tensor | float) -> Any:
@@ -44,7 +45,7 @@ class Schedule:
         return self.value(torch.tensor(step, dtype=torch.float64)).item()
 
     def plot(self, steps: int, ax: Axes | None = None, **style: Any) -> Axes:
-        """Draw the schedule over ``steps`` steps with matplotlib and return the axes."""
+        """Plot the schedule from step 0 to ``steps`` with matplotlib, and return the axes."""
         import matplotlib.pyplot as plt
 
         axes = ax if ax is not None else plt.subplots(figsize=(5, 3))[1]
@@ -57,7 +58,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class constant(Schedule):
-    """The same value at every step. A plain number means the same."""
+    """The same value at every step. A number in place of a schedule means the same."""
 
     level: float
 
@@ -69,58 +70,61 @@ class constant(Schedule):
 
 
 @dataclass(frozen=True)
-class linear(Schedule):
-    """From ``start`` to ``end`` in a straight line over ``steps`` steps, then constant.
-
-    >>> r = linear(1.0, 2.0, steps=2500)     # the paper's Figure 1
-    >>> r(0), r(1250), r(2500), r(100_000)
-    (1.0, 1.5, 2.0, 2.0)
-    """
+class Ramp(Schedule):
+    """Base class of schedules from ``start`` to ``end`` over ``steps`` steps, then constant."""
 
     start: float
     end: float
     steps: float
 
     def __post_init__(self) -> None:
-        _check_steps(self)
-
-    def value(self, step: Tensor) -> Tensor:
-        return self.end - (self.end - self.start) * (1 - step / self.steps).clamp(min=0)
+        kind = type(self).__name__
+        for f in fields(self):
+            if not math.isfinite(getattr(self, f.name)):
+                raise ValueError(
+                    f"{kind} got {f.name}={getattr(self, f.name)}: give a finite number."
+                )
+        if self.steps <= 0:
+            raise ValueError(f"{kind} got steps={self.steps}: a ramp needs at least one step.")
 
     def extremes(self) -> Sequence[float]:
         return self.start, self.end
 
 
 @dataclass(frozen=True)
-class cosine(Schedule):
-    """From ``start`` to ``end`` along half a cosine over ``steps`` steps, then constant.
+class linear(Ramp):
+    """A straight line from ``start`` to ``end`` over ``steps`` steps, then constant.
+
+    >>> r = linear(1.0, 2.0, steps=2500)     # the paper's Figure 1
+    >>> r(0), r(1250), r(2500), r(100_000)
+    (1.0, 1.5, 2.0, 2.0)
+    """
+
+    def value(self, step: Tensor) -> Tensor:
+        return self.end - (self.end - self.start) * (1 - step / self.steps).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class cosine(Ramp):
+    """Half a cosine from ``start`` to ``end`` over ``steps`` steps, then constant.
 
     >>> r = cosine(1.0, 3.0, steps=100)
     >>> r(0), r(50), r(100), r(101)
     (1.0, 2.0, 3.0, 3.0)
     """
 
-    start: float
-    end: float
-    steps: float
-
-    def __post_init__(self) -> None:
-        _check_steps(self)
-
     def value(self, step: Tensor) -> Tensor:
         done = (step / self.steps).clamp(max=1)
         return self.end + (self.start - self.end) * (1 + torch.cos(math.pi * done)) / 2
 
-    def extremes(self) -> Sequence[float]:
-        return self.start, self.end
-
 
 @dataclass(frozen=True, init=False)
 class piecewise(Schedule):
-    """Straight lines between ``(step, value)`` points, constant before the first and after the
-    last.
+    """Straight lines between ``(step, value)`` points.
 
-    >>> r = piecewise((0, 1.0), (100, 2.0), (200, 2.0), (300, 1.0))     # up, hold, down
+    The value is constant before the first point and after the last.
+
+    >>> r = piecewise((0, 1.0), (100, 2.0), (200, 2.0), (300, 1.0))     # up, constant, down
     >>> r(50), r(150), r(250), r(999)
     (1.5, 2.0, 1.5, 1.0)
     """
@@ -132,13 +136,12 @@ class piecewise(Schedule):
         steps = [s for s, _ in self.points]
         if not steps or any(a >= b for a, b in pairwise(steps)):
             raise ValueError(
-                f"piecewise got points at steps {steps}: they must be there and increase. Give "
-                "(step, value) pairs in order of step."
+                f"piecewise got points at steps {steps}: it needs at least one point, and the "
+                "steps must increase. Give (step, value) pairs in the order of their steps."
             )
 
     def value(self, step: Tensor) -> Tensor:
-        # A sum of ramps: no table on the device, and no branch that a compiled step would have to
-        # know.
+        # A sum of ramps needs no table on the device and no branch, so that it can be compiled.
         value = torch.full_like(step, self.points[0][1])
         for (s0, v0), (s1, v1) in pairwise(self.points):
             value = value + (v1 - v0) / (s1 - s0) * (step - s0).clamp(0, s1 - s0)
@@ -153,10 +156,10 @@ class piecewise(Schedule):
 
 @dataclass(frozen=True, init=False)
 class trace(Schedule):
-    """Replay recorded values, linearly interpolated: ``values[i]`` belongs to ``steps[i]`` (or to
-    step i).
+    """Recorded values, linearly interpolated: ``values[i]`` belongs to ``steps[i]``, or to step i.
 
-    Past its end a trace holds its last value, and says so once.
+    The value is constant before the first record and after the last. The optimizer warns once when
+    a run continues past the last record.
 
     >>> r = trace([1.0, 1.2, 1.6], steps=[0, 10, 20])
     >>> r(5), r(20)
@@ -165,21 +168,19 @@ class trace(Schedule):
 
     values: tuple[float, ...]
     steps: tuple[float, ...]
-    _tables: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    # Steps and values as tensors, by device: filled once, since a captured graph cannot make them.
+    _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
+    _end_was_noted: bool = field(default=False, compare=False, repr=False)
 
     def __init__(self, values: Iterable[float], steps: Iterable[float] | None = None) -> None:
-        kept = tuple(float(v) for v in values)
-        at = (
-            tuple(float(s) for s in steps)
-            if steps is not None
-            else tuple(float(i) for i in range(len(kept)))
-        )
-        if len(kept) != len(at) or not kept or any(a >= b for a, b in pairwise(at)):
+        recorded = tuple(float(v) for v in values)
+        at = tuple(float(s) for s in (range(len(recorded)) if steps is None else steps))
+        if len(recorded) != len(at) or not recorded or any(a >= b for a, b in pairwise(at)):
             raise ValueError(
-                f"trace got {len(kept)} values at {len(at)} steps: it needs one increasing step "
-                "for each value, and at least one."
+                f"trace got {len(recorded)} values at {len(at)} steps: it needs at least one "
+                "value, a step for each value, and steps that increase."
             )
-        object.__setattr__(self, "values", kept)
+        object.__setattr__(self, "values", recorded)
         object.__setattr__(self, "steps", at)
         object.__setattr__(self, "_tables", {})
 
@@ -194,9 +195,9 @@ class trace(Schedule):
 
     def _table(self, step: Tensor) -> tuple[Tensor, Tensor]:
         if step.device not in self._tables:
-            self._tables[step.device] = tuple(
-                torch.tensor(x, dtype=step.dtype, device=step.device)
-                for x in (self.steps, self.values)
+            self._tables[step.device] = (
+                torch.tensor(self.steps, dtype=step.dtype, device=step.device),
+                torch.tensor(self.values, dtype=step.dtype, device=step.device),
             )
         return self._tables[step.device]
 
@@ -204,14 +205,13 @@ class trace(Schedule):
         return self.values
 
     def note_end(self, step: int) -> None:
-        """Say once that the run has outlived the trace."""
-        if step > self.steps[-1] and "ended" not in self._tables:
-            self._tables["ended"] = True
+        """Warn once if ``step`` is past the last record."""
+        if step > self.steps[-1] and not self._end_was_noted:
+            object.__setattr__(self, "_end_was_noted", True)
             warnings.warn(
-                f"The replayed trace ends at step {self.steps[-1]:g} and the run goes on: its last "
-                f"value, {self.values[-1]:g}, "
-                "is held from here. Record a longer trace, or use its final value with a ramp, if "
-                "that is not what you want.",
+                f"The trace ends at step {self.steps[-1]:g}, but the run continues: from now on "
+                f"the last value, {self.values[-1]:g}, is used. If you do not want that, record a "
+                "longer trace, or use its final value with a ramp.",
                 stacklevel=3,
             )
 
@@ -224,10 +224,10 @@ class trace(Schedule):
 
 @dataclass(frozen=True)
 class lr_times(Schedule):
-    """A rate tied to the learning rate: ``k_t = lr_t * factor``.
+    """A rate proportional to the learning rate: ``k_t = lr_t * factor``.
 
-    With ``ratio=0`` this is decoupled weight decay as commonly implemented, line 13.a of Algorithm
-    1.
+    With ``ratio=0`` this is decoupled weight decay as torch implements it, line 13.a of
+    Algorithm 1.
     """
 
     factor: float
@@ -237,8 +237,8 @@ class lr_times(Schedule):
 
     def __call__(self, step: Tensor | float) -> Any:
         raise TypeError(
-            f"{self!r} follows the optimizer's learning rate, so it has no value of its own at a "
-            "step."
+            f"{self!r} follows the optimizer's learning rate, so a step alone does not give its "
+            "value. Use at(step, group)."
         )
 
     def extremes(self) -> Sequence[float]:
@@ -247,12 +247,11 @@ class lr_times(Schedule):
 
 @dataclass(frozen=True)
 class eta_times(lr_times):
-    """A rate tied to the learning rate *schedule*: ``k_t = eta_t * factor`` with ``eta_t = lr_t /
-    initial lr``.
+    """A rate proportional to the learning rate schedule: ``k_t = eta_t * factor``.
 
-    With ``ratio=0`` this is decoupled weight decay as in the AdamW paper, line 13.b of Algorithm 1.
-    The initial learning rate is the group's ``initial_lr``, which torch's schedulers set, or else
-    the one the controller first saw.
+    Here ``eta_t = lr_t / initial lr``. With ``ratio=0`` this is decoupled weight decay as in the
+    AdamW paper, line 13.b of Algorithm 1. The initial learning rate is the group's ``initial_lr``,
+    which torch's schedulers set. Without a scheduler it is the group's ``lr`` when it was added.
     """
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
@@ -261,10 +260,10 @@ class eta_times(lr_times):
 
 @dataclass(frozen=True)
 class lr_squared_times(lr_times):
-    """A rate tied to the learning rate's square: ``k_t = factor * lr_t^2 / lr_max``.
+    """A rate proportional to the square of the learning rate: ``k_t = factor * lr_t^2 / lr_max``.
 
-    With ``ratio=0`` this is AdamC (Defazio, 2025), whose decay holds the norm still as the learning
-    rate falls.
+    With ``ratio=0`` this is AdamC (Defazio, 2025). Its decay keeps the norm constant while the
+    learning rate falls.
     """
 
     lr_max: float
@@ -275,8 +274,10 @@ class lr_squared_times(lr_times):
 
 @dataclass(frozen=True)
 class sqrt_lr_times(lr_times):
-    """A value tied to the learning rate's root: ``sqrt(factor * lr_t)``, the angle that AdamW's
-    steps settle at."""
+    """A value proportional to the square root of the learning rate: ``sqrt(factor * lr_t)``.
+
+    The angle of an AdamW step converges to such a value.
+    """
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
         return (self.factor * group["lr"]) ** 0.5
@@ -284,7 +285,7 @@ class sqrt_lr_times(lr_times):
 
 @dataclass(frozen=True)
 class every(Schedule):
-    """A rate that acts at every n-th step, and is zero between.
+    """``level`` at every n-th step, and 0 at the other steps.
 
     >>> [every(3)(step) for step in range(1, 7)]
     [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
@@ -306,12 +307,11 @@ class every(Schedule):
 
 @dataclass(frozen=True)
 class custom(Schedule):
-    """Any function of the step. It gets the step as a 0-d tensor and returns a number or a 0-d
-    tensor.
+    """Any function of the step. It receives a 0-d tensor and returns a number or a 0-d tensor.
 
-    Ordinary Python arithmetic and comparisons work; written with torch operations it also works in
-    a compiled step or a CUDA graph. It cannot be stored in a checkpoint: give the same function
-    again when you resume.
+    Python arithmetic and comparisons work. A function that uses torch operations alone also works
+    in a compiled step or a CUDA graph. A function cannot be stored in a checkpoint: construct the
+    optimizer with the same function when you resume.
     """
 
     function: Callable[[Any], Any]
@@ -324,7 +324,7 @@ class custom(Schedule):
 
 
 Value = float | Schedule | Callable[[Any], Any]
-"""What a ratio, a rate or a target may be given as: a number, a schedule, or a function of the
+"""The type of a ratio, a rate or an absolute target: a number, a schedule, or a function of the
 step."""
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
@@ -342,33 +342,33 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
         every,
     )
 }
+"""The schedules that a checkpoint may contain, by name. Add your own here."""
 
 
 def is_jax(given: Any) -> bool:
-    """Whether this comes from JAX or optax, told by its home and not by importing them."""
-    home = getattr(given, "__module__", None) if callable(given) else type(given).__module__
-    return str(home).partition(".")[0] in ("jax", "jaxlib", "optax")
+    """True for an array or a function of JAX or optax. Neither of them is imported."""
+    module = getattr(given, "__module__", None) if callable(given) else type(given).__module__
+    return str(module).partition(".")[0] in ("jax", "jaxlib", "optax")
 
 
 def as_schedule(given: Value) -> float | Schedule:
-    """A number stays a number, a function becomes a schedule."""
+    """Return a schedule or a number as it is, and wrap any other function in :class:`custom`."""
     if isinstance(given, Schedule):
         return given
     if is_jax(given):
         what = "an optax schedule" if callable(given) else "a JAX array"
         raise TypeError(
             f"{given!r} is {what}, and this is torch: give a number or a schedule of normcontrol, "
-            "such as linear(1.0, 2.0, steps=2500). "
-            "For JAX there is normcontrol.optax."
+            "such as linear(1.0, 2.0, steps=2500). For JAX use normcontrol.optax."
         )
     if callable(given) and not isinstance(given, Tensor):
         return custom(given)
     return float(given)
 
 
-def check(name: str, schedule: float | Schedule, low: float, high: float, why: str) -> None:
-    """Refuse a schedule that is not a number, or leaves [low, high], anywhere it can be seen
-    without training."""
+def check_range(name: str, schedule: float | Schedule, low: float, high: float, why: str) -> None:
+    """Raise an error if a value of the schedule that is known before training is NaN or outside
+    ``[low, high]``."""
     if isinstance(schedule, custom):
         values: Sequence[float] = [schedule(1)]
     elif isinstance(schedule, Schedule):
@@ -378,55 +378,3 @@ def check(name: str, schedule: float | Schedule, low: float, high: float, why: s
     for value in values:
         if not low <= value <= high:
             raise ValueError(f"{name}={schedule!r} takes the value {value:g}: {why}")
-
-
-def to_plain(schedule: Any) -> Any:
-    """What a checkpoint holds: the text of the call that made a schedule, or another callable;
-    anything else as it is."""
-    return repr(schedule) if callable(schedule) else schedule
-
-
-def from_plain(plain: Any, current: Any = None) -> Any:
-    """The reverse of :func:`to_plain`; a custom function cannot be stored, so ``current`` stands in
-    for it.
-
-    >>> from_plain("linear(start=1.0, end=2.0, steps=2500)")
-    linear(start=1.0, end=2.0, steps=2500)
-    """
-    if not isinstance(plain, str):
-        return plain
-    call = ast.parse(plain, mode="eval").body
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError(
-            f"The checkpoint holds the schedule {plain!r}, which is not a call this version can "
-            "read."
-        )
-    if call.func.id == "custom":
-        if isinstance(current, custom):
-            return current
-        raise ValueError(
-            f"The checkpoint was made with the function {plain[7:-1]} as a schedule, and a "
-            "function cannot be stored. "
-            "Construct the optimizer with the same function before loading."
-        )
-    if call.func.id not in SCHEDULES:
-        raise ValueError(
-            f"The checkpoint holds the schedule {plain!r}; known are {', '.join(SCHEDULES)}."
-        )
-    arguments = [ast.literal_eval(a) for a in call.args]
-    return SCHEDULES[call.func.id](
-        *arguments, **{k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
-    )
-
-
-def _check_steps(schedule: Any) -> None:
-    for f in fields(schedule):
-        if not math.isfinite(getattr(schedule, f.name)):
-            raise ValueError(
-                f"{type(schedule).__name__} got {f.name}={getattr(schedule, f.name)}: give a "
-                "finite number."
-            )
-    if schedule.steps <= 0:
-        raise ValueError(
-            f"{type(schedule).__name__} got steps={schedule.steps}: a ramp needs at least one step."
-        )

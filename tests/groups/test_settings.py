@@ -257,7 +257,7 @@ def test_a_trace_shorter_than_the_run_holds_its_last_value_and_says_so_once():
     opt.step()
     with pytest.warns(
         UserWarning,
-        match=r"The replayed trace ends at step 1 and the run goes on: its last value, 2, is held from here\.",
+        match=r"The trace ends at step 1, but the run continues: from now on the last value, 2, is used\.",
     ):
         opt.step()
     with warnings.catch_warnings():
@@ -334,7 +334,7 @@ def test_tensors_without_elements_have_no_norm_and_are_left_alone(scope):
         ),
         (
             {"law": "band(2)"},
-            r"law='band\(2\)' is not known: .*LOW being a part of the target within \[0, 1\]",
+            r"law='band\(2\)' is not known: .*LOW is a fraction of the target, within \[0, 1\]",
         ),
         (
             {"order": "during"},

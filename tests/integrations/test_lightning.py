@@ -1,4 +1,4 @@
-"""Lightning's Trainer and Fabric: the real ones, resumed bit for bit, and on two processes."""
+"""Lightning's Trainer and Fabric: norms that are reached and logged, resumes, two processes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ CPU = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 
 class Learner(LightningModule):
+    """The small model with a scheduler, and the norms after every batch."""
+
     def __init__(self) -> None:
         super().__init__()
         self.model = SmallModel()
         self.norms: list[float] = []
 
     def training_step(self, batch, index):
-        # Data by the step: a resumed Trainer starts its epoch's batches again, unless the loader
-        # keeps its place.
+        # The data depend on the step alone, because a resumed Trainer starts the epoch's batches
+        # again, unless the loader saves its position.
         loss = loss_at(self.model, 2 * self.global_step + self.global_rank)
         self.log("loss", loss)
         return loss
@@ -61,6 +63,7 @@ def fit(
     learner: LightningModule | None = None,
     **more,
 ) -> LightningModule:
+    """Train with a checkpoint after every four steps, and return the module."""
     checkpoints = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=4, save_top_k=-1)
     chosen = {
         "max_steps": STEPS,
@@ -69,7 +72,7 @@ def fit(
         **more,
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of few workers, mainly
+        warnings.simplefilter("ignore")  # such as that the data loader has few workers
         trainer = Trainer(
             accelerator="cpu",
             devices=devices,
@@ -85,7 +88,7 @@ def fit(
     return learner
 
 
-def test_trainer_holds_the_norm_logs_it_and_resumes_bit_for_bit(tmp_path):
+def test_trainer_reaches_the_target_logs_it_and_resumes_bit_for_bit(tmp_path):
     before = total_norm(Learner().matrices())
     logger = TensorBoardLogger(tmp_path, name="", version="board")
     whole = fit(tmp_path, logger=[logger, CSVLogger(tmp_path, name="", version="csv")])
@@ -111,7 +114,7 @@ def test_gradient_accumulation_and_clipping(tmp_path):
     assert int(learner.optimizers().param_groups[0]["control"]["step"]) == 3
 
 
-def test_several_optimizers_are_logged_apart(tmp_path):
+def test_several_optimizers_are_logged_under_their_index(tmp_path):
     class Two(Learner):
         automatic_optimization = False
 
@@ -134,21 +137,21 @@ def test_several_optimizers_are_logged_apart(tmp_path):
     )
 
 
-def test_an_optimizer_without_control_is_said(tmp_path):
-    class Plain(Learner):
+def test_an_optimizer_without_control_is_an_error(tmp_path):
+    class WithAdamW(Learner):
         def configure_optimizers(self):
             return torch.optim.AdamW(self.parameters())
 
     with pytest.raises(
         TypeError,
-        match=r"but configure_optimizers gave AdamW\. Return one from it, or leave the callback out",
+        match=r"but configure_optimizers returned AdamW\. Return one of these two, or remove the callback",
     ):
-        fit(tmp_path, learner=Plain())
+        fit(tmp_path, learner=WithAdamW())
 
 
 def with_fabric(folder: str, resume: bool, devices: int) -> list[float]:
-    """A loop of one's own with Fabric: the norms after each of eight steps, saved after four or
-    resumed from there."""
+    """Train eight steps with Fabric and save after four, or resume from that checkpoint. Returns
+    the norm after each step."""
     fabric = Fabric(accelerator="cpu", devices=devices, strategy="ddp" if devices > 1 else "auto")
     fabric.launch()
     model = SmallModel()
@@ -187,7 +190,7 @@ def fabric_on_two(folder: str, resume: bool) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", [norms_of_fit, fabric_on_two])
-def test_two_processes_hold_the_same_norm_and_resume(loop, tmp_path):
+def test_two_processes_have_the_same_norm_and_resume(loop, tmp_path):
     one, two = run(loop, 2, str(tmp_path), False, **CPU)
     assert one == two
     assert len(one) == STEPS

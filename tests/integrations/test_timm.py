@@ -1,5 +1,4 @@
-"""timm's groups, scheduler, checkpoints and averages. The checks are in with_timm.py, which says
-why they run apart."""
+"""timm with AdamWN: runs the checks of with_timm.py, which says why they need a separate process."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ CHECKS = Path(__file__).parent / "with_timm.py"
 
 @pytest.mark.skipif(
     not (Path(sys.prefix) / "timm").exists() and importlib.util.find_spec("timm") is None,
-    reason="timm is not installed (make does it)",
+    reason="timm is not installed (make installs it)",
 )
 def test_timm():
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,10 +1,10 @@
-"""What is checked with timm, in a process of its own: ``python tests/integrations/with_timm.py``
-runs every check and says which failed.
+"""Checks with timm that run in a separate process: its groups, scheduler, checkpoints, averages.
 
-timm imports torchvision, whose published Linux builds are for CUDA builds of torch. Beside a CPU
-build they only lack their compiled operators, and imported in the project's environment they would
-break every library that looks for torchvision. So the two are in a folder beside it, and the
-operators that torchvision expects to find are declared; nothing here calls them.
+``python tests/integrations/with_timm.py`` runs every check and prints which passed and which
+failed. timm imports torchvision, whose Linux builds on PyPI need a CUDA build of torch. With a CPU
+build, torchvision only lacks its compiled operators; installed in the project's environment, it
+would break every library that imports torchvision if it is found. Both are therefore installed in a
+folder of their own, and the operators that torchvision expects are declared here, but never called.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def controlled(optimizer) -> set[int]:
     return {id(p) for s in optimizer.sets for p in s.params}
 
 
-def check_by_name_it_controls_what_timm_would_decay() -> None:
+def check_adamwn_by_name_controls_what_timm_would_decay() -> None:
     model = vit()
     optimizer = create_optimizer_v2(
         model, opt="adamwn", lr=1e-3, weight_decay=0.05, betas=(0.9, 0.95), ratio=1.0
@@ -85,9 +85,8 @@ def check_by_name_it_controls_what_timm_would_decay() -> None:
     }
     assert type(optimizer) is AdamWN
     assert controlled(optimizer) == decayed
-    assert (
-        id(model.pos_embed) not in decayed
-    )  # the model asks for no decay of it, though it has three dimensions
+    # It has three dimensions, but the model lists it in no_weight_decay().
+    assert id(model.pos_embed) not in decayed
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
 
 
@@ -104,10 +103,12 @@ def check_layer_decay_keeps_one_norm_over_all_layers() -> None:
     )
     assert len(optimizer.param_groups) > 4
     assert {"lr_scale"} <= set(optimizer.param_groups[0])
-    held = [p for group in optimizer.param_groups if group["controlled"] for p in group["params"]]
-    before = norm_of(held)
+    members = [
+        p for group in optimizer.param_groups if group["controlled"] for p in group["params"]
+    ]
+    before = norm_of(members)
     train(model, optimizer)
-    assert abs(norm_of(held) / before - 2) < 1e-5
+    assert abs(norm_of(members) / before - 2) < 1e-5
     assert set(optimizer.norms()) == {"global"}
 
 
@@ -123,7 +124,7 @@ def check_a_rate_that_follows_different_learning_rates_is_refused() -> None:
         train(model, optimizer)
 
 
-def check_an_average_is_given_its_norm_back() -> None:
+def check_an_average_is_scaled_to_the_target() -> None:
     model = vit()
     optimizer = create_optimizer_v2(
         model, opt="adamwn", lr=1e-2, weight_decay=0.05, ratio=linear(1, 2, steps=5), rate=1.0
@@ -134,8 +135,8 @@ def check_an_average_is_given_its_norm_back() -> None:
         average.update(model)
     reproject_(average.module, model, optimizer)
     names = {name for name, p in model.named_parameters() if id(p) in controlled(optimizer)}
-    held = [p for name, p in average.module.named_parameters() if name in names]
-    assert abs(norm_of(held) / optimizer.norms()["global"].target.item() - 1) < 1e-5
+    members = [p for name, p in average.module.named_parameters() if name in names]
+    assert abs(norm_of(members) / optimizer.norms()["global"].target.item() - 1) < 1e-5
 
 
 def check_the_example_runs_and_resumes() -> None:
@@ -154,7 +155,7 @@ def check_the_example_runs_and_resumes() -> None:
     assert resumed[1:] == whole[2:]
 
 
-def check_the_page_is_true() -> None:
+def check_the_examples_of_the_page() -> None:
     namespace: dict = {}
     blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     assert len(blocks) == 2

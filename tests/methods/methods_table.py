@@ -1,5 +1,7 @@
-"""The table of docs/methods.md, made from the methods themselves: ``python
-tests/methods/methods_table.py`` writes it."""
+"""The table of docs/methods.md, made from the registry of methods.
+
+``python tests/methods/methods_table.py`` writes it into the page.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ PLACE = re.compile(r"(?<=<!-- methods -->\n).*?(?=\n<!-- end -->)", re.S)
 
 
 def table() -> str:
+    """The table as Markdown."""
     head = ["| method | function | scope | target | law | reference |", "|---|---|---|---|---|---|"]
     rows = [
         f"| {m.name} | `{m.build.__name__}` | {m.scope} | {m.target} | {m.law} | {m.reference} |"

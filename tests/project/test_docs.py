@@ -44,7 +44,9 @@ def test_every_python_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys
         if block[1] == "python":
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="AdamWN does not decay")
-                exec(compile("\n" * line + block[2], str(page), "exec"), namespace)
+                exec(
+                    compile("\n" * line + block[2], str(page), "exec", dont_inherit=True), namespace
+                )
             printed = capsys.readouterr().out
         elif (
             block[1] == "text" and printed

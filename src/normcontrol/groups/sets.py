@@ -93,7 +93,7 @@ class WeightSet:
         """Return the rate at this step: 0 before the start, and in a step that is skipped."""
         rate = self.value("rate", clock, 1.0)
         if self.start is not None:
-            rate = torch.where(self.start.is_held(clock.step), rate, 0.0)
+            rate = torch.where(self.start.is_active(clock.step), rate, 0.0)
         if skip is not None:  # a law with memory must not learn from an overflow
             rate = torch.where(skip == 0, rate, 0.0)
         return rate
@@ -138,7 +138,7 @@ class WeightSet:
         """Store the current norms as the reference of the parts whose control starts now."""
         if self.start is None or self.parts is None:
             return
-        now = self.start.is_now(self.scope.join(self.parts), clock.step)
+        now = self.start.starts_now(self.scope.join(self.parts), clock.step)
         now = now if skip is None else now & (skip == 0)
         self.initial.copy_(torch.where(now, self.parts, self.initial))
         self.unit.copy_(self.scope.join(self.initial))

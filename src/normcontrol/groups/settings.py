@@ -18,7 +18,7 @@ from normcontrol.groups.members import is_controlled
 from normcontrol.law import law_of
 from normcontrol.mechanisms.size import Statistic, as_size
 from normcontrol.mechanisms.start import check_start
-from normcontrol.schedule import as_schedule, check, linear
+from normcontrol.schedule import as_schedule, check_range, linear
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS
 from normcontrol.weights.rounding import DROPPED_BITS
@@ -96,12 +96,12 @@ def check_group(index: int, group: Group, optimizer: Optimizer) -> None:
     """Refuse settings that cannot work."""
     kind = target_kind(group)
     why = "a norm cannot be negative, infinite or NaN. Give 0 or more."
-    check(kind, group[kind], 0.0, 1e300, why)
+    check_range(kind, group[kind], 0.0, 1e300, why)
     why = (
         "a rate outside [0, 1] overshoots the target (from 2 on it diverges) or runs away from it. "
         "Give a rate within [0, 1]."
     )
-    check("rate", group["rate"], 0.0, 1.0, why)
+    check_range("rate", group["rate"], 0.0, 1.0, why)
     parse_scope(group["scope"])
     law_of(setting(group, "law"))
     order, controlled = setting(group, "order"), setting(group, "controlled")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normcontrol.groups.settings import Group, setting_names
 from normcontrol.mechanisms.size import Statistic, as_size
-from normcontrol.schedule import from_plain, to_plain
+from normcontrol.schedule_text import from_text, to_text
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS
 
@@ -51,7 +51,7 @@ def state_of(group: Group) -> ControlState:
 
 def saved(group: Group) -> Group:
     """Return a group as plain data, for a checkpoint."""
-    plain = {key: to_plain(value) for key, value in group.items()}
+    plain = {key: to_text(value) for key, value in group.items()}
     return {**plain, CONTROL: dict(group[CONTROL])}
 
 
@@ -98,7 +98,7 @@ def restored(index: int, given: Group, live: Group) -> Group:
     group = {**given, CONTROL: ControlState(given[CONTROL])}
     for name in (*TARGETS, "rate", "relative_step"):
         if name in given:
-            group[name] = from_plain(given[name], live.get(name))
+            group[name] = from_text(given[name], live.get(name))
     if "size" in given:
         group["size"] = _restored_size(given["size"], live.get("size"))
     return group

@@ -1,5 +1,8 @@
-"""Weight norm control in the frameworks people train with: one module each, which alone imports its
-framework."""
+"""Weight norm control in training frameworks: one module for each framework.
+
+Each is the only module that imports its framework, and the rest of the package imports none of
+them. This file checks the version of a framework before it is imported.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from importlib import metadata
 
 
 def require(package: str, at_least: str, because: str) -> None:
-    """Refuse a framework that is missing or too old, with a sentence.
+    """Raise an ImportError if a package is missing or older than ``at_least``.
 
-    >>> require("torch", "2.0", "of no matter what")
-    >>> require("torch", "99.0", "it has what we need since then")
+    >>> require("torch", "2.0", "any reason")
+    >>> require("torch", "99.0", "an interface that we use is new in it")
     Traceback (most recent call last):
     ...
-    ImportError: torch ... is too old: 99.0 or newer is needed, since it has what we need since then. pip install -U torch.
+    ImportError: torch ... is too old: 99.0 or newer is needed, since an interface ...
     """
     try:
         found = metadata.version(package)

@@ -1,7 +1,6 @@
-"""Hugging Face: AdamWN for Trainer and its relatives (TRL), and its norms in whatever Trainer
-reports to.
+"""Hugging Face: AdamWN for Trainer and its subclasses (TRL), and the norms in Trainer's logs.
 
-Accelerate alone needs nothing of this: ``accelerator.prepare`` takes an AdamWN as it is.
+Accelerate needs no integration: give an AdamWN to ``accelerator.prepare``.
 """
 
 from __future__ import annotations
@@ -26,31 +25,32 @@ if TYPE_CHECKING:
     from normcontrol.groups.settings import Group
 
 ZERO_AT_START = re.compile(r"\.lora_B\b|\.lora_embedding_A\b")
-"""What PEFT's adapters start at zero, by name."""
+"""The names of tensors that PEFT initialises to zero."""
 
 
 def adamwn(
     args: TrainingArguments, model: nn.Module | None = None, **settings: Any
 ) -> tuple[type, dict[str, Any]]:
-    """AdamWN for ``Trainer(optimizer_cls_and_kwargs=...)``, with the learning rate, betas and
-    epsilon of ``args``.
+    """Return AdamWN for ``Trainer(optimizer_cls_and_kwargs=...)``.
 
-    Trainer makes the groups. With a weight decay in ``args`` (whatever its value), what Trainer
-    would decay is controlled; with its default of 0, tensors with two or more dimensions.
+    Trainer makes the parameter groups. With any weight decay other than 0 in ``args``, the tensors
+    that Trainer would decay are controlled. With 0, the default, tensors with two or more
+    dimensions are.
 
-    Args: args: the training arguments. model: the model as Trainer gets it, for readable names;
-        adapters of PEFT need it. settings: those of :class:`normcontrol.AdamWN`. The default here
-        is ``ratio=1.0``, which keeps the norm that the loaded
-            weights have, as fine-tuning wants it; to train from scratch, ``ratio=linear(1, 2,
-            steps=...)`` is the paper's.
+    Args:
+        args: the training arguments. Learning rate, betas and epsilon are taken from them.
+        model: the model that Trainer trains, for readable names. It is required for PEFT's
+            adapters.
+        settings: the settings of :class:`normcontrol.AdamWN`. The default target is ``ratio=1.0``,
+            which keeps the norm of the loaded weights, as is usual in fine-tuning. To train from
+            scratch, ``ratio=linear(1, 2, steps=...)`` is the paper's.
     """
     if not args.weight_decay:
         warn_once(
             "Trainer without decay",
             "TrainingArguments has weight_decay=0, which marks nothing: AdamWN controls the "
-            "tensors with two or more dimensions. Any other "
-            "value makes it control exactly what Trainer would decay; the value itself is not "
-            "used.",
+            "tensors with two or more dimensions. With any other value it controls exactly the "
+            "tensors that Trainer would decay; the value itself is not used.",
         )
     if not any(name in settings for name in TARGETS):
         settings["ratio"] = 1.0
@@ -63,8 +63,10 @@ def adamwn(
 
 
 class AdamWN(normcontrol.AdamWN):
-    """:class:`normcontrol.AdamWN` as Trainer constructs it: from groups without names, which
-    ``named`` has."""
+    """:class:`normcontrol.AdamWN` with the constructor that Trainer needs.
+
+    Trainer gives groups without names. ``named`` is the model that the names are taken from.
+    """
 
     def __init__(self, params: Any, *, named: nn.Module | None = None, **settings: Any) -> None:
         groups = [dict(group) for group in params]
@@ -73,79 +75,74 @@ class AdamWN(normcontrol.AdamWN):
             self._refuse_zeros()
 
     def _refuse_zeros(self) -> None:
-        """A tensor that starts at zero may be an adapter's, which only its name can tell."""
+        """Raise an error if a tensor under a joint norm is zero. It may belong to an adapter, which
+        can only be recognised by its name."""
         for group, (_, params) in zip(
             self.param_groups, members_of(self.param_groups), strict=True
         ):
-            zeros = (
-                [
-                    p
-                    for p, norm in zip(params, group["control"].reference, strict=False)
-                    if norm == 0
-                ]
-                if group["scope"] == "global"
-                else []
-            )
+            if group["scope"] != "global":
+                continue
+            reference = group["control"].reference
+            zeros = [p for p, norm in zip(params, reference, strict=False) if norm == 0]
             if zeros:
                 raise ValueError(
                     f"{len(zeros)} of the {len(params)} tensors to be controlled are zero at the "
-                    "start (the first has the shape "
-                    f"{tuple(zeros[0].shape)}), as LoRA's B are. Under a joint norm they could "
-                    "only grow as fast as the others shrink. "
-                    "Give the model, so that such adapters are known by name and left alone: "
+                    f"start (the first has the shape {tuple(zeros[0].shape)}), as LoRA's B are. "
+                    "Under a joint norm they could only grow as fast as the others shrink. Give "
+                    "the model, so that such adapters are recognised by name and left alone: "
                     "adamwn(args, model)."
                 )
 
 
 def _with_names(groups: list[Group], model: nn.Module) -> list[Group]:
-    """The groups with names in them, and adapters that start at zero in groups of their own, which
-    are left alone."""
+    """Add names to the groups. Adapters that start at zero go to a group that is not controlled."""
     names = {id(p): name for name, p in model.named_parameters()}
     unknown = sum(id(p) not in names for group in groups for p in group["params"])
     if unknown:
         raise ValueError(
             f"The optimizer got {unknown} parameters that are not in the model given to "
-            "adamwn(args, model). Give the model that Trainer "
-            "trains: with PEFT, wrap it with get_peft_model first and give the result to both."
+            "adamwn(args, model). Give the model that Trainer trains: with PEFT, wrap it with "
+            "get_peft_model first, and give the result to both."
         )
-    free = [
+    zeros = [
         (names[id(p)], p)
         for group in groups
         for p in group["params"]
         if ZERO_AT_START.search(names[id(p)])
     ]
-    made = [
+    named = [
         _group(
             group, [(n, p) for p in group["params"] if not ZERO_AT_START.search(n := names[id(p)])]
         )
         for group in groups
     ]
-    if free:
+    if zeros:
         warn_once(
             "adapters that start at zero",
-            f"{free[0][0]} and {len(free) - 1} more are left alone: adapters start them at zero, "
-            "so there is no initial norm to hold a "
-            "ratio to. What is controlled is the other factor. To bound both, give AdamWN groups "
-            "of your own, with an absolute rms= for "
-            "these.",
+            f"{zeros[0][0]} and {len(zeros) - 1} more are not controlled: adapters start them at "
+            "zero, so there is no initial norm that a ratio could refer to. The other factor of "
+            "each adapter is controlled. To bound both, give AdamWN groups of your own, with an "
+            "absolute rms= for these.",
         )
-        made.append({**_group(groups[0], free), "controlled": False})
-    return made
+        named.append({**_group(groups[0], zeros), "controlled": False})
+    return named
 
 
 def _group(group: Group, named: list[tuple[str, Any]]) -> Group:
-    """The names as torch keeps them: it takes none out of a group without tensors, as Trainer makes
-    them for adapters."""
+    """Return the group with these tensors, and their names in ``param_names``.
+
+    torch itself would take names out of (name, tensor) pairs, but not from a group without tensors,
+    and Trainer makes such groups for adapters.
+    """
     return {**group, "params": [p for _, p in named], "param_names": [name for name, _ in named]}
 
 
 class NormCallback(TrainerCallback):
-    """Adds the norms to what Trainer logs. :func:`log_norms` puts it where every reporter sees
-    them."""
+    """Adds the norms to what Trainer logs. Use :func:`log_norms` to install it."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._laid_out = False
+        self._has_charts = False
 
     def on_log(
         self,
@@ -158,28 +155,25 @@ class NormCallback(TrainerCallback):
     ) -> None:
         if optimizer is None or "loss" not in logs:  # an evaluation, or the summary at the end
             return
-        norms = values(optimizer)  # on every rank: under sharding this may be a joint effort
+        norms = values(optimizer)  # on every rank: under sharding this may be a collective call
         logs.update(norms)
         state.log_history[-1].update(norms)
-        writer = next(
-            (
-                w
-                for c in self.trainer.callback_handler.callbacks
-                if (w := getattr(c, "tb_writer", None)) is not None
-            ),
-            None,
-        )
-        if writer is not None and not self._laid_out:
-            writer.add_custom_scalars(
-                layout("train/" + name for name in norms)
-            )  # as Trainer calls them there
-            self._laid_out = True
+        if not self._has_charts and (writer := self._tensorboard()) is not None:
+            # Trainer adds this prefix to the names that it writes to TensorBoard.
+            writer.add_custom_scalars(layout("train/" + name for name in norms))
+            self._has_charts = True
+
+    def _tensorboard(self) -> Any:
+        """The writer of Trainer's own TensorBoard callback, or None."""
+        callbacks = self.trainer.callback_handler.callbacks
+        writers = (getattr(callback, "tb_writer", None) for callback in callbacks)
+        return next((writer for writer in writers if writer is not None), None)
 
 
 def log_norms(trainer: Trainer) -> None:
-    """Log the norms and their targets with the loss, wherever ``report_to`` says, on the console
-    and in ``log_history``.
+    """Log the norms and their targets together with the loss: to all of ``report_to``, to the
+    console, and to ``log_history``.
 
-    Trainer calls its reporters before any callback that it is given, so this one goes to the front.
+    Trainer's reporters run before any callback that is added to it, so this one is put first.
     """
     trainer.callback_handler.callbacks.insert(0, NormCallback(trainer))

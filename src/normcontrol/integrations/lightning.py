@@ -1,8 +1,8 @@
 """Lightning: a callback that logs the norms to the Trainer's loggers.
 
-Return an AdamWN from ``configure_optimizers`` as any other optimizer. Fabric needs nothing of this:
-``fabric.setup`` takes an AdamWN as it is, and ``fabric.log_dict(values(optimizer))`` logs
-:func:`normcontrol.watch.trackers.values`.
+The optimizer needs no integration: return an AdamWN from ``configure_optimizers``, or give it to
+``fabric.setup``. Fabric has no callback for logs: use
+``fabric.log_dict(normcontrol.watch.trackers.values(optimizer))``.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from normcontrol.control import NormControl
 from normcontrol.integrations import require
 from normcontrol.watch.trackers import layout, tensors
 
-require("lightning", "2.0", "lightning.pytorch is there since then")
+require("lightning", "2.0", "lightning.pytorch exists since then")
 
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.loggers import TensorBoardLogger  # noqa: E402
 
 
 class NormCallback(Callback):
-    """Logs the norm, target and ratio of everything that is controlled, at every step that the
-    Trainer logs.
+    """Logs the norm, target and ratio of all controlled weights whenever the Trainer logs.
 
-    In TensorBoard, the page "Custom scalars" draws each norm against its target.
+    In TensorBoard, the page "Custom scalars" shows each norm together with its target.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -33,8 +32,8 @@ class NormCallback(Callback):
             )
             raise TypeError(
                 "NormCallback logs the norms of an AdamWN or a NormControl, but "
-                f"configure_optimizers gave {given}. Return one from it, or "
-                "leave the callback out."
+                f"configure_optimizers returned {given}. Return one of these two, or remove the "
+                "callback."
             )
         charts = layout(self._norms(trainer))
         for logger in trainer.loggers:
@@ -45,6 +44,8 @@ class NormCallback(Callback):
         pl_module.log_dict(self._norms(trainer), on_step=True, on_epoch=False, batch_size=1)
 
     def _norms(self, trainer: Trainer) -> dict[str, Any]:
+        """The tensors to log, by name. With several optimizers, each name begins with the
+        optimizer's index."""
         controlled = [
             (i, optimizer)
             for i, optimizer in enumerate(trainer.optimizers)

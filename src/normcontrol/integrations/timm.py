@@ -1,7 +1,8 @@
-"""timm: importing this adds ``adamwn`` to its optimizers, for ``create_optimizer_v2`` and
-``train.py --opt adamwn``.
+"""timm: importing this module adds ``adamwn`` to timm's registry of optimizers.
 
-timm makes the groups: with a weight decay (whatever its value), what it would decay is controlled.
+It is then available to ``create_optimizer_v2`` and ``train.py --opt adamwn``. timm makes the
+parameter groups: with any weight decay other than 0, the tensors that timm would decay are
+controlled.
 """
 
 from __future__ import annotations

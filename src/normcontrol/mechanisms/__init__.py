@@ -1,2 +1,6 @@
-"""Mechanisms that only some published methods need: another size than the norm, a later start, a
-look at the update."""
+"""Optional mechanisms that only some published methods need.
+
+Each file is one setting of ``NormControl``: ``size.py`` for ``size=``, ``start.py`` for ``start=``,
+``update.py`` for ``relative_step=`` and ``cautious=``. They know scopes and tensors, and nothing
+about parameter groups, schedules or optimizers.
+"""

@@ -1,8 +1,9 @@
-"""How large a part of the weights is: its norm, unless a method asks for another measure.
+"""Sizes: what the controller measures in place of the norm (the setting ``size=``).
 
-A size takes tensors and their scope, and gives one number for every part, as ``scope.measure``
-does. What multiplies the weights by a factor must multiply their size by it too, or the law of the
-norm does not hold.
+A size is a function ``(tensors, scope) -> one number for every part``, as ``measure`` is. It
+must be homogeneous: when the weights are multiplied by a factor, their size must be multiplied by
+the same factor. Otherwise the size does not move as the law says. A size knows nothing about
+targets, laws or optimizers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ Size = Callable[[Sequence[Tensor], Scope], Tensor]
 
 
 def spectral(params: Sequence[Tensor], scope: Scope) -> Tensor:
-    """The largest singular value of every matrix; convolutions count as matrices with a row for
-    each output.
+    """Return the largest singular value of every tensor.
+
+    A tensor of more than two dimensions, such as a convolution, is flattened to a matrix with one
+    row for each output.
 
     >>> from normcontrol.scope import parse_scope
     >>> spectral([torch.tensor([[3.0, 0.0], [0.0, 4.0]])], parse_scope("tensor"))
@@ -33,8 +36,10 @@ def spectral(params: Sequence[Tensor], scope: Scope) -> Tensor:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Any function of a tensor that gives a number for each of its parts, or one for all of
-    them."""
+    """A size computed by a user's function of one tensor.
+
+    The function returns one number for each part of the tensor, or one number for all of them.
+    """
 
     function: Callable[[Tensor], Tensor]
 
@@ -47,8 +52,8 @@ class Statistic:
             if value.numel() not in (1, n):
                 raise ValueError(
                     f"{self!r} gave {value.numel()} numbers for a tensor of shape "
-                    f"{tuple(p.shape)}, which has {n} parts in "
-                    f"scope={scope.name!r}: give one number for each part, or one for all."
+                    f"{tuple(p.shape)}, which has {n} parts in scope={scope.name!r}: return one "
+                    "number for each part, or one for all of them."
                 )
         return torch.cat([value.expand(n) for value, n in zip(values, counts, strict=True)])
 
@@ -60,7 +65,8 @@ SIZES: dict[str, Size] = {"norm": measure, "spectral": spectral}
 
 
 def as_size(given: Any) -> Any:
-    """A size by name stays a name; a function of a tensor becomes a :class:`Statistic`."""
+    """Check the setting ``size=``. A name is returned as it is; a function is wrapped in a
+    :class:`Statistic`."""
     if isinstance(given, Statistic) or (isinstance(given, str) and given in SIZES):
         return given
     if callable(given):
@@ -71,4 +77,5 @@ def as_size(given: Any) -> Any:
 
 
 def size_of(given: Any) -> Size:
+    """Return the function that measures this size. ``given`` is what :func:`as_size` returned."""
     return SIZES[given] if isinstance(given, str) else given

@@ -1,9 +1,8 @@
-"""From when on a norm is held: at once, from a step on, or from the moment at which its growth
-slows down.
+"""Delayed starts: when control of a norm begins (the setting ``start=``).
 
-Until then the rate is zero. When the moment comes, the norm of that step becomes the reference, in
-place of the initial one. Everything is decided by tensor operations, so that nothing waits for a
-device.
+Until then the rate is zero. The norm at the start becomes the reference, in place of the initial
+norm. The decisions are tensor operations, so that no step waits for a device. A start knows norms
+and steps, and nothing about weights or targets.
 """
 
 from __future__ import annotations
@@ -15,57 +14,64 @@ import torch
 from torch import Tensor
 
 SAMPLED_EVERY, DECAY, FIRST = 200, 0.9, 3
-"""How CPR looks for the inflection point: at every 200th value of a running mean, not before the
-third."""
+"""How CPR finds the inflection point: it samples a running mean with this decay at every 200th
+step, and compares samples from the third one on."""
 
 ROWS = 4
-"""Numbers that :class:`AtInflection` remembers for every norm."""
+"""How many numbers :class:`AtInflection` stores for every norm."""
 
 
 @dataclass(frozen=True)
 class AtStep:
-    """Hold the norm that there is at step ``at``, from the next one on."""
+    """Take the norm at step ``at`` as the reference, and control from the next step on."""
 
     at: int
 
-    def is_held(self, step: Tensor) -> Tensor:
+    def is_active(self, step: Tensor) -> Tensor:
+        """True if the norm is controlled at this step."""
         return step > self.at
 
-    def is_now(self, norm: Tensor, step: Tensor) -> Tensor:
+    def starts_now(self, norm: Tensor, step: Tensor) -> Tensor:
+        """True if the norm of this step becomes the reference."""
         return step == self.at
 
 
 @dataclass(frozen=True)
 class AtInflection:
-    """Hold the norm from the first sample on at which the second difference of its square is
-    negative."""
+    """Start at the first sample at which the second difference of the squared norm is negative.
 
-    # running mean of the square, its last sample, the last difference of samples, whether it is
-    # held
+    ``memory`` has four rows with one number for each norm: the running mean of the square, its last
+    sample, the last difference between samples, and 1 if the start has happened. It is updated in
+    place.
+    """
+
     memory: Tensor
 
-    def is_held(self, step: Tensor) -> Tensor:
+    def is_active(self, step: Tensor) -> Tensor:
+        """True where the start has happened."""
         return self.memory[3] > 0
 
-    def is_now(self, norm: Tensor, step: Tensor) -> Tensor:
-        mean, sample, difference, held = self.memory.reshape(ROWS, *norm.shape).unbind()
+    def starts_now(self, norm: Tensor, step: Tensor) -> Tensor:
+        """Update the memory with this step's norm. True where the start happens at this step."""
+        mean, sample, difference, started = self.memory.reshape(ROWS, *norm.shape).unbind()
         square = norm.square()
         mean.copy_(torch.where(step == 1, square, DECAY * mean + (1 - DECAY) * square))
         sampled = step % SAMPLED_EVERY == 0
-        bends = mean - sample < difference
-        now = sampled & (step >= FIRST * SAMPLED_EVERY) & bends & (held == 0)
+        is_concave = mean - sample < difference
+        now = sampled & (step >= FIRST * SAMPLED_EVERY) & is_concave & (started == 0)
         difference.copy_(torch.where(sampled, mean - sample, difference))
         sample.copy_(torch.where(sampled, mean, sample))
-        held.copy_(torch.where(now, 1.0, held))
+        started.copy_(torch.where(now, 1.0, started))
         return now
 
 
 def check_start(given: Any) -> None:
+    """Raise an error if ``start=`` is neither a step nor ``"inflection"``."""
     if given == "inflection" or (
         isinstance(given, int) and not isinstance(given, bool) and given >= 0
     ):
         return
     raise ValueError(
-        f"start={given!r} is not known: give the step from which on the norm is held (0: from the "
-        "first), or 'inflection'."
+        f"start={given!r} is not known: give the step after which the norm is controlled (0: from "
+        "the first step on), or 'inflection'."
     )

@@ -1,7 +1,8 @@
-"""The optimizer's own update of the weights, for methods that change it or ask for its direction.
+"""Mechanisms that use the optimizer's own update: its length, or its sign (the settings
+``relative_step=`` and ``cautious=``).
 
-They need the weights as they were before the step. The copy of the controlled weights is made at
-every step, and only for the methods that use it.
+They compare the weights with a copy from before the step. Only weights that use one of the two
+settings are copied. This file knows nothing about targets, laws or schedules.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from normcontrol.weights.passes import measure, multiply_
 def resize_(
     params: Sequence[Tensor], before: Sequence[Tensor], scope: Scope, length: Tensor, step: Tensor
 ) -> None:
-    """Give the update from ``before`` to ``params`` the given length, in its own direction."""
+    """Give the update from ``before`` to ``params`` this length, and keep its direction.
+
+    An update of length zero stays zero.
+    """
     updates = torch._foreach_sub(list(params), list(before))
     norm = scope.join(measure(updates, scope))
     multiply_(updates, scope, torch.where(norm > 0, length / norm, 1.0), step)
@@ -29,10 +33,10 @@ def resize_(
 def multiply_cautiously_(
     params: Sequence[Tensor], before: Sequence[Tensor], scope: Scope, scale: Tensor, step: Tensor
 ) -> None:
-    """Multiply only the weights that the update moved towards zero.
+    """Scale only the weights that the update moved towards zero.
 
-    What is added to them is ``scale - 1`` times their value before the update.
+    ``scale - 1`` times their value before the update is added to them.
     """
-    pulled = [old * ((old - p) * old >= 0) for p, old in zip(params, before, strict=True)]
-    multiply_(pulled, scope, scale - 1, step)
-    torch._foreach_add_(list(params), pulled)
+    changes = [old * ((old - p) * old >= 0) for p, old in zip(params, before, strict=True)]
+    multiply_(changes, scope, scale - 1, step)
+    torch._foreach_add_(list(params), changes)

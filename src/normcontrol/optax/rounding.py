@@ -1,0 +1,33 @@
+"""Stochastic rounding of weights in bf16 and fp16, for JAX.
+
+Rounded to nearest, a factor close to one would not change a weight in low precision. Rounded up or
+down at random, the factor is right on average. This file knows bits, and nothing about norms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+DROPPED_BITS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float16): 13}
+"""How many of the 23 mantissa bits of float32 each format does not have."""
+
+
+def round_to(dtype: Any, theta: jax.Array, count: jax.Array, index: int) -> jax.Array:
+    """Convert ``theta`` to ``dtype``, with stochastic rounding for bf16 and fp16.
+
+    The random bits are a function of the update's count, the index of the array and the position
+    in it. They are therefore the same after a resume, and for any sharding.
+    """
+    if dtype not in DROPPED_BITS:
+        return theta.astype(dtype)
+    dropped = (1 << DROPPED_BITS[dtype]) - 1
+    key = jax.random.fold_in(
+        jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count), index
+    )
+    bits = jax.lax.bitcast_convert_type(theta, jnp.uint32) + (
+        jax.random.bits(key, theta.shape, jnp.uint32) & dropped
+    )
+    return jax.lax.bitcast_convert_type(bits & ~jnp.uint32(dropped), jnp.float32).astype(dtype)

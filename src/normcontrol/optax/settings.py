@@ -1,0 +1,94 @@
+"""The settings of :func:`control_norm` and their checks.
+
+Settings are checked when the transformation is constructed, because a compiled update cannot raise
+an error. This file knows nothing about weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from normcontrol.optax.laws import LAWS
+from normcontrol.optax.no_torch import refuse_torch
+from normcontrol.scope import Scope, parse_scope
+
+Value = float | jax.Array | Callable[[Any], Any]
+"""The type of a ratio, a rate or an absolute target: a number, or an optax schedule, which is a
+function of the number of updates before this one."""
+
+
+class Settings(NamedTuple):
+    """The checked settings of one transformation."""
+
+    kind: str  # how the target is given: "ratio", "norm" or "rms"
+    level: Value
+    rate: Value
+    scope: Scope
+    law: str
+    order: str
+
+
+def paper_ratio(count: Any) -> Any:
+    """The default ratio, the paper's Figure 1: the norm doubles over 2,500 steps, then stays.
+
+    ``count`` is the number of updates before this one, so that ``count + 1`` is the paper's step.
+    """
+    return 1 + jnp.minimum((count + 1) / 2500, 1)
+
+
+def checked(
+    targets: dict[str, Value | None], rate: Value, scope: Any, law: str, order: str
+) -> Settings:
+    """Return the :class:`Settings`, or raise an error that says what is wrong with them.
+
+    ``targets`` has the keys ratio, norm and rms. At most one of them may have a value.
+    """
+    given = {kind: level for kind, level in targets.items() if level is not None}
+    if len(given) > 1:
+        raise ValueError(
+            f"{' and '.join(given)} were both given, but weights have one target: give one of them."
+        )
+    ((kind, level),) = (given or {"ratio": paper_ratio}).items()
+    check_range(
+        kind, level, 0.0, 1e300, "a norm cannot be negative, infinite or NaN. Give 0 or more."
+    )
+    why = (
+        "a rate outside [0, 1] overshoots the target (at 2 or more it diverges) or moves away from "
+        "it. Give a rate within [0, 1]."
+    )
+    check_range("rate", rate, 0.0, 1.0, why)
+    if law not in LAWS:
+        raise ValueError(f"law={law!r} is not known: give one of {', '.join(map(repr, LAWS))}.")
+    if order not in ("after", "before"):
+        raise ValueError(
+            f"order={order!r} is not known: give 'after' (Algorithm 1) or 'before' (as optax's own "
+            "weight decay)."
+        )
+    if scope == "group":
+        raise ValueError(
+            "scope='group': optax has no parameter groups. Give each label of optax.partition a "
+            "control_norm of its own."
+        )
+    return Settings(kind, level, rate, parse_scope(scope), law, order)
+
+
+def value_at(value: Value, count: Any) -> Any:
+    """Return the value of a number or a schedule at this count."""
+    return value(count) if callable(value) else value
+
+
+def check_range(name: str, value: Any, low: float, high: float, why: str) -> None:
+    """Raise an error if a number is outside ``[low, high]``, or a schedule is at one of the counts
+    0, 1, 10, ... 1,000,000."""
+    refuse_torch(name, value)
+    for count in (0, *(10**power for power in range(7))) if callable(value) else (0,):
+        number = value_at(value, count)
+        if isinstance(number, jax.core.Tracer):
+            return
+        if not low <= float(number) <= high:
+            when = f" at count {count}" if callable(value) else ""
+            raise ValueError(f"{name} takes the value {float(number):g}{when}: {why}")

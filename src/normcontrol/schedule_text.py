@@ -1,0 +1,59 @@
+"""Schedules as text: how a checkpoint stores a schedule, and how it is read back.
+
+The text is the call that constructs the schedule, such as ``linear(start=1.0, end=2.0,
+steps=2500)``. It is parsed, never executed. This file knows the registry of schedules and nothing
+about optimizers or checkpoints.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from normcontrol.schedule import SCHEDULES, custom
+
+
+def to_text(value: Any) -> Any:
+    """Return the ``repr`` of a schedule or another callable, and any other value as it is.
+
+    >>> from normcontrol.schedule import linear
+    >>> to_text(linear(1.0, 2.0, steps=2500)), to_text(0.5)
+    ('linear(start=1.0, end=2.0, steps=2500)', 0.5)
+    """
+    return repr(value) if callable(value) else value
+
+
+def from_text(text: Any, current: Any = None) -> Any:
+    """Construct the schedule that :func:`to_text` stored. A value that is not a string is returned
+    as it is.
+
+    Args:
+        text: what :func:`to_text` returned.
+        current: the schedule that the optimizer has now. It is used if ``text`` stands for a
+            function, which cannot be stored.
+
+    >>> from_text("linear(start=1.0, end=2.0, steps=2500)")
+    linear(start=1.0, end=2.0, steps=2500)
+    """
+    if not isinstance(text, str):
+        return text
+    call = ast.parse(text, mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError(
+            f"The checkpoint contains the schedule {text!r}, which is not the call of a schedule."
+        )
+    if call.func.id == "custom":
+        if isinstance(current, custom):
+            return current
+        raise ValueError(
+            f"The checkpoint was made with the function {text[7:-1]} as a schedule, and a function "
+            "cannot be stored. Construct the optimizer with the same function before loading."
+        )
+    if call.func.id not in SCHEDULES:
+        raise ValueError(
+            f"The checkpoint contains the schedule {text!r}, but the known schedules are "
+            f"{', '.join(SCHEDULES)}. Add it to normcontrol.schedule.SCHEDULES before loading."
+        )
+    positional = [ast.literal_eval(argument) for argument in call.args]
+    named = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+    return SCHEDULES[call.func.id](*positional, **named)

@@ -1,0 +1,128 @@
+"""PEFT's adapters and TRL's SFTTrainer with AdamWN, on a small model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from small import total_norm
+
+pytest.importorskip("transformers")
+
+from small_llama import (
+    arguments,
+    assert_same,
+    batches,
+    make_model,
+    tokenizer_of_words,
+    trainer,
+)
+from transformers import Trainer
+
+from normcontrol.integrations.huggingface import adamwn, log_norms
+from normcontrol.watch.trackers import values
+
+ROOT = Path(__file__).parents[2]
+
+
+def lora(model=None):
+    """A model with LoRA adapters on two of its matrices."""
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(
+        model or make_model(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    )
+
+
+def test_adapters_that_start_at_zero_are_not_controlled(tmp_path):
+    model = lora()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    before = total_norm(p for name, p in named.items() if "lora_A" in name)
+    made = trainer(tmp_path, model, {"rate": 1.0})
+    with pytest.warns(
+        UserWarning,
+        match=r"self_attn.q_proj.lora_B.default.weight and 1 more are not controlled: adapters start them at zero",
+    ):
+        made.train()
+    assert total_norm(p for name, p in named.items() if "lora_A" in name) == pytest.approx(before)
+    assert all(p.any() for name, p in named.items() if "lora_B" in name)
+
+    again = trainer(tmp_path, lora(), {"rate": 1.0})  # B is not zero in its checkpoint
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_same(again.model, made.model)
+
+
+def test_tensors_of_zeros_without_names_are_refused_with_advice(tmp_path):
+    model, args = lora(), arguments(tmp_path)
+    made = Trainer(model, args, train_dataset=batches(), optimizer_cls_and_kwargs=adamwn(args))
+    with pytest.raises(
+        ValueError,
+        match=r"2 of the 4 tensors to be controlled are zero at the start.*adamwn\(args, model\)",
+    ):
+        made.train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", ["make_model", "lora"])
+def test_supervised_fine_tuning_with_trl(make, tmp_path):
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"input_ids": [b["input_ids"].tolist() for b in batches()]})
+
+    def start():
+        model = globals()[make]()
+        args = trl.SFTConfig(
+            **{
+                **arguments(tmp_path).to_dict(),
+                "output_dir": str(tmp_path),
+                "max_length": 8,
+                "bf16": False,
+            }
+        )
+        with_control = {"optimizer_cls_and_kwargs": adamwn(args, model, rate=1.0)}
+        made = trl.SFTTrainer(
+            model, args, train_dataset=data, processing_class=tokenizer_of_words(), **with_control
+        )
+        log_norms(made)
+        return made
+
+    whole = start()
+    controlled = [
+        p
+        for group in whole.create_optimizer().param_groups
+        if group["controlled"]
+        for p in group["params"]
+    ]
+    before = total_norm(controlled)
+    whole.train()
+    assert total_norm(controlled) == pytest.approx(before)
+    assert [e["norm/global"] for e in whole.state.log_history if "loss" in e] == pytest.approx(
+        [before] * 4
+    )
+    again = start()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_same(again.model, whole.model)
+
+
+def test_the_example_of_the_page_with_a_small_model(tmp_path, monkeypatch):
+    """The page downloads a model and a data set. Here small ones take their place."""
+    pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    make_model().save_pretrained(tmp_path / "model")
+    tokenizer_of_words().save_pretrained(tmp_path / "model")
+    rows = datasets.Dataset.from_dict({"input_ids": [b["input_ids"].tolist() for b in batches(16)]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: rows)
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(
+        r"^```py\n(.*?)^```$", (ROOT / "docs/huggingface.md").read_text(), re.M | re.S
+    )
+    namespace: dict = {}
+    replaced = {
+        "Qwen/Qwen3-0.6B": str(tmp_path / "model"),
+        "logging_steps=10": "logging_steps=2, use_cpu=True, bf16=False, report_to='none'",
+    }
+    for on_the_page, in_the_test in replaced.items():
+        code = code.replace(on_the_page, in_the_test)
+    exec(code, namespace)
+    assert namespace["trainer"].state.global_step == 6
+    assert values(namespace["trainer"].optimizer)["norm/global/ratio"] == pytest.approx(1, abs=0.01)

@@ -1,0 +1,68 @@
+"""The optional mechanisms: which settings they refuse, and how a size's function is checked.
+
+What they compute is tested with the methods that use them, in tests/methods.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from definitions import gradients, weights
+
+from normcontrol import AdamWN, NormControl, lr_times
+from normcontrol.mechanisms.size import Statistic
+
+
+def sgd(dtype: torch.dtype = torch.float64) -> torch.optim.SGD:
+    return torch.optim.SGD(weights(dtype), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AdamWN(weights(), start=-1), "start=-1 is not known"),
+        (
+            lambda: AdamWN(weights(), norm=1.0, start=5),
+            "start=5 takes the norm of that step as the reference",
+        ),
+        (lambda: NormControl(sgd(), size="area"), "size='area' is not known"),
+        (lambda: NormControl(sgd(), size="spectral"), "size='spectral' belongs to a single matrix"),
+        (lambda: NormControl(sgd(), size=lambda p: p.abs().max()), "has no initial value"),
+        (lambda: NormControl(sgd(), cautious=True, order="before"), "needs order='after'"),
+        (
+            lambda: NormControl(sgd(torch.bfloat16), relative_step=0.1),
+            "bf16 and fp16 cannot represent",
+        ),
+    ],
+)
+def test_invalid_settings_are_refused_with_a_sentence(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_a_statistic_must_fit_the_parts():
+    opt = NormControl(sgd(), norm=1.0, scope="row", size=lambda p: torch.ones(5))
+    opt.param_groups[0]["params"][0].grad = torch.ones(6, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match="gave 5 numbers for a tensor of shape"):
+        opt.step()
+    assert isinstance(opt.param_groups[0]["size"], Statistic)
+
+
+def test_a_statistic_must_be_given_again_when_resuming():
+    state = NormControl(sgd(), norm=1.0, scope="row", size=lambda p: torch.ones(1)).state_dict()
+    without = NormControl(sgd(), norm=1.0, scope="row")
+    with pytest.raises(ValueError, match="a function cannot be stored"):
+        without.load_state_dict(state)
+
+
+def test_adamwn_takes_the_mechanisms_of_a_group_as_normcontrol_does():
+    ours, theirs = weights(), weights()
+    settings = {"ratio": 0.0, "rate": lr_times(0.1), "cautious": True}
+    first = AdamWN([{"params": ours, **settings}], lr=1e-2)
+    second = NormControl(torch.optim.Adam([{"params": theirs, **settings}], lr=1e-2))
+    for step in range(5):
+        for p, q, grad in zip(ours, theirs, gradients(step, ours), strict=True):
+            p.grad, q.grad = grad, grad.clone()
+        first.step()
+        second.step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))

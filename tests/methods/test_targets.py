@@ -1,0 +1,152 @@
+"""The methods with a target, a bound or a band against their definitions."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from definitions import (
+    ADAM,
+    BETAS,
+    INITIAL,
+    LR,
+    STEPS,
+    AdamDirection,
+    GradientDirection,
+    assert_close,
+    by_definition,
+    gradients,
+    lr_at,
+    rows,
+    trained,
+    weights,
+)
+from torch import nn
+
+from normcontrol import methods
+
+
+def test_adamwn_uses_the_joint_norm():
+    params = weights()
+    found = trained(methods.adamwn(params, ratio=1.5, rate=0.05, **ADAM), params)
+    ws = [w.clone() for w in INITIAL]
+    adam, start = AdamDirection(ws), math.sqrt(sum(float(w.square().sum()) for w in ws))
+    for step in range(1, STEPS + 1):
+        ws = [w - lr_at(step) * u for w, u in zip(ws, adam(gradients(step, ws)), strict=True)]
+        norm = math.sqrt(sum(float(w.square().sum()) for w in ws))
+        ws = [w - 0.05 * (1 - 1.5 * start / norm) * w for w in ws]
+    assert_close(found, ws)
+
+
+def test_max_norm():
+    params = weights()
+
+    def rule(w, u, lr, i, t):
+        w = w - lr * u
+        return w * (1.2 / rows(w)).clamp(max=1)
+
+    assert_close(
+        trained(methods.max_norm(params, lr=LR, norm=1.2), params),
+        by_definition(rule, direction=GradientDirection),
+    )
+
+
+def test_min_max_norm():
+    params = weights()
+
+    def rule(w, u, lr, i, t):
+        w = w - lr * u
+        return w * ((1 - 0.3) * rows(w) + 0.3 * rows(w).clamp(0.8, 1.1)) / rows(w)
+
+    opt = methods.min_max_norm(params, lr=LR, betas=BETAS, low=0.8, high=1.1, rate=0.3)
+    assert_close(trained(opt, params), by_definition(rule))
+
+
+def test_min_max_norm_equals_keras(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras", reason="Keras is not installed")
+    theirs = keras.constraints.MinMaxNorm(min_value=0.8, max_value=1.1, rate=0.3, axis=1)
+    params = weights(torch.float32)[:1]
+    opt = methods.min_max_norm(params, lr=LR, low=0.8, high=1.1, rate=0.3)
+    adam = torch.optim.Adam([twin := nn.Parameter(params[0].detach().clone())], lr=LR)
+    for step in range(1, 20):
+        (grad,) = gradients(step, params)
+        with torch.no_grad():
+            # Compared step by step: Keras divides by the norm plus 1e-7, and that would add up.
+            twin.copy_(params[0])
+        twin.grad, params[0].grad = grad.clone(), grad.clone()
+        adam.step()
+        opt.step()
+        assert_close([params[0].detach()], [torch.as_tensor(theirs(twin.detach()))])
+
+
+def test_normalize_and_project():
+    params = weights()
+
+    def rule(w, u, lr, i, t):
+        w = w - lr * u
+        return w * INITIAL[i].norm() / w.norm() if t % 7 == 0 else w
+
+    assert_close(trained(methods.nap(params, n=7, **ADAM), params), by_definition(rule))
+
+
+def test_lawn():
+    params, norm_at_switch = weights(), {}
+
+    def rule(w, u, lr, i, t):
+        w = w - lr * u
+        if t == 20:
+            norm_at_switch[i] = w.norm()
+        return w * norm_at_switch[i] / w.norm() if t > 20 else w
+
+    assert_close(trained(methods.lawn(params, switch=20, **ADAM), params), by_definition(rule))
+
+
+def test_ngpt_and_edm2():
+    params = weights()
+    assert_close(
+        trained(methods.ngpt(params, **ADAM), params),
+        by_definition(lambda w, u, lr, i, t: (w - lr * u) / rows(w - lr * u)),
+    )
+    params = weights()
+    columns = by_definition(
+        lambda w, u, lr, i, t: (w - lr * u) / (w - lr * u).norm(dim=0, keepdim=True)
+    )
+    assert_close(trained(methods.ngpt(params, scope="col", **ADAM), params), columns)
+    params = weights()
+    unit = by_definition(
+        lambda w, u, lr, i, t: (w - lr * u) / rows(w - lr * u) * math.sqrt(w.shape[1])
+    )
+    assert_close(trained(methods.edm2(params, **ADAM), params), unit)
+
+
+def test_weight_normalisation_keeps_the_norms_of_the_directions():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    twin = copy.deepcopy(model)
+    x = torch.randn(32, 4)
+    opt = methods.weight_normalised(model, lr=1e-2)
+    assert torch.allclose(model(x), twin(x), atol=1e-6)
+    directions = [m.parametrizations.weight.original1 for m in (model[0], model[2])]
+    before = [rows(v.detach()).clone() for v in directions]
+    for _ in range(20):
+        opt.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        opt.step()
+    for v, norm in zip(directions, before, strict=True):
+        assert torch.allclose(rows(v.detach()), norm, rtol=1e-6)
+    assert not torch.allclose(model[0].weight, twin[0].weight, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: methods.weight_normalised(nn.Linear(2, 2).parameters()), "it needs the model"),
+        (lambda: methods.nap(weights(), n=0), "every got n=0"),
+    ],
+)
+def test_invalid_arguments_are_refused_with_a_sentence(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()

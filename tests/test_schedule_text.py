@@ -1,0 +1,103 @@
+"""Schedules as text: every schedule survives a checkpoint, and the text is never executed."""
+
+import io
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+from schedule_examples import FOLLOW_LR, SCHEDULES
+from small import SmallModel
+
+from normcontrol import AdamWN, Schedule, linear, schedule
+from normcontrol.schedule_text import from_text, to_text
+
+
+@pytest.mark.parametrize("example", SCHEDULES + FOLLOW_LR, ids=repr)
+def test_round_trip_as_text(example):
+    text = to_text(example)
+    assert isinstance(text, str)
+    assert from_text(text) == example
+    assert pickle.loads(pickle.dumps(example)) == example
+
+
+@pytest.mark.parametrize("example", SCHEDULES, ids=repr)
+def test_round_trip_through_a_checkpoint(example):
+    """The checkpoint contains its schedules: the optimizer that loads it may have other ones."""
+    opt = AdamWN(SmallModel().parameters(), ratio=example, rate=0.5)
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    other = AdamWN(SmallModel().parameters(), ratio=1.0, rate=linear(0.1, 0.2, steps=7))
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert other.param_groups[0]["ratio"] == example
+    assert other.param_groups[0]["rate"] == 0.5
+
+
+@pytest.mark.parametrize("example", FOLLOW_LR, ids=repr)
+def test_round_trip_of_rates_that_follow_the_learning_rate(example):
+    opt = AdamWN(SmallModel().parameters(), ratio=0.0, rate=example)
+    other = AdamWN(SmallModel().parameters())
+    other.load_state_dict(opt.state_dict())
+    assert other.param_groups[0]["rate"] == example
+    with pytest.raises(TypeError, match="follows the optimizer's learning rate"):
+        example(1)
+
+
+def test_numbers_stay_numbers():
+    assert to_text(0.25) == 0.25
+    assert from_text(0.25) == 0.25
+    assert from_text(None) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "open('x')",
+        "linear",
+        "1 + 1",
+        "linear(1, 2, steps=exit())",
+    ],
+)
+def test_a_checkpoint_cannot_run_code(text):
+    with pytest.raises(ValueError):
+        from_text(text)
+
+
+def test_an_unknown_schedule_is_refused():
+    with pytest.raises(
+        ValueError,
+        match=r"contains the schedule 'spline\(1, 2\)', but the known schedules are constant, linear",
+    ):
+        from_text("spline(1, 2)")
+
+
+def test_a_schedule_that_was_added_to_the_registry_is_read_back(monkeypatch):
+    @dataclass(frozen=True)
+    class halving(Schedule):
+        start: float
+
+        def value(self, step):
+            return self.start / 2**step
+
+    example = halving(8.0)
+    text = f"halving(start={example.start!r})"
+    monkeypatch.setitem(schedule.SCHEDULES, "halving", halving)
+    assert from_text(text) == example
+    assert from_text(text)(3) == 1.0
+
+
+def test_a_function_must_be_given_again_when_resuming():
+    def ratio(step):
+        return 1.0 + 0.01 * step
+
+    state = AdamWN(SmallModel().parameters(), ratio=ratio).state_dict()
+    again = AdamWN(SmallModel().parameters(), ratio=ratio)
+    again.load_state_dict(state)
+    assert again.param_groups[0]["ratio"].function is ratio
+    with pytest.raises(
+        ValueError,
+        match=r"made with the function 'ratio' as a schedule, and a function cannot be stored.*same function",
+    ):
+        AdamWN(SmallModel().parameters(), ratio=1.0).load_state_dict(state)
