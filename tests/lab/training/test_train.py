@@ -229,7 +229,7 @@ def test_a_cpu_that_is_slow_in_bf16_is_not_asked_for_it(config, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_not_used(config, tmp_path):
-    with pytest.raises(LabError, match="torch sees no GPU here"):
+    with pytest.raises(LabError, match="torch finds no GPU"):
         train.train(config.with_(device="cuda"), tmp_path / "run")
 
 
