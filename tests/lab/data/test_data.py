@@ -78,7 +78,7 @@ def test_a_validation_split_shorter_than_the_context_is_refused():
 
 def test_a_batch_that_cannot_be_divided_is_refused():
     with pytest.raises(
-        LabError, match=r"A batch of 8 sequences cannot be divided among 3 processes"
+        LabError, match=r"A batch of 8 sequences cannot be divided equally among 3 processes"
     ):
         World(0, 3).share(8, 1)
     with pytest.raises(

@@ -213,7 +213,7 @@ def _train(
             x, y = next(feed)
             if config.model.dropout:
                 _seed_dropout(config, step, i, world)
-            with parallel.last_only(network, last=i == accumulation - 1):
+            with parallel.gradient_sync(network, last=i == accumulation - 1):
                 with autocast:
                     part = network(x, y) / accumulation
                 part.backward()
@@ -348,7 +348,7 @@ def evaluate(
             [loss.double() * len(mine), torch.tensor(len(mine), dtype=torch.float64, device=device)]
         )
     network.train()
-    parallel.settle(network)
+    parallel.reshard(network)
     summed, count = world.total(total).tolist()
     return summed / count
 
