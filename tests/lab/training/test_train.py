@@ -15,7 +15,7 @@ from normcontrol.lab.training import loop as train
 from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.run_folder import ENVIRONMENT, held
+from normcontrol.lab.training.run_folder import ENVIRONMENT, locked
 from normcontrol.schedule import lr_squared_times
 
 
@@ -145,10 +145,10 @@ def test_a_changed_config_is_refused_on_resume_with_key_old_and_new(config, tmp_
 def test_a_run_is_not_overwritten_or_written_by_two(config, tmp_path):
     run(config, tmp_path / "run")
     with pytest.raises(
-        LabError, match=r"holds a run already. Go on with it by `normcontrol train --resume"
+        LabError, match=r"already contains a run. Resume it with `normcontrol train --resume"
     ):
         train.train(config, tmp_path / "run")
-    with held(tmp_path / "run"), pytest.raises(LabError, match="Another process is writing to"):
+    with locked(tmp_path / "run"), pytest.raises(LabError, match="Another process is writing to"):
         train.train(config, tmp_path / "run", resume=True)
 
 

@@ -41,8 +41,8 @@ from normcontrol.lab.training.run_folder import (
     begin,
     check_same,
     describe_run,
-    held,
     keep_tokenizer,
+    locked,
     write_config,
     write_environment,
 )
@@ -96,7 +96,7 @@ def train(
     elif world.first:
         begin(out, config)
     world.wait()
-    lock = held(out) if world.first else contextlib.nullcontext()
+    lock = locked(out) if world.first else contextlib.nullcontext()
     with lock, memory_advice(config), attention(device), interruptible() as interrupted:
         return _train(
             config,
