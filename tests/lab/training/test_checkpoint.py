@@ -65,6 +65,7 @@ def test_loading_a_file_from_elsewhere_runs_no_code(tmp_path):
 FULL_DISK = """
 import resource, signal, sys, torch
 from pathlib import Path
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint
 folder = Path(sys.argv[1]) / "checkpoints"
 checkpoint.save(folder, 1, {"weights": torch.zeros(10)})
@@ -72,7 +73,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     checkpoint.save(folder, 2, {"weights": torch.zeros(1_000_000)})
-except checkpoint.LabError as error:
+except LabError as error:
     print(error)
 """
 
