@@ -133,12 +133,12 @@ def test_a_saved_trace_is_loaded(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("x.json", "[1, 2]", "is not a norm trace: it should hold steps and norms"),
+        ("x.json", "[1, 2]", "is not a norm trace: it should contain steps and norms"),
         ("x.json", "{}", "is not a norm trace"),
         (
             "x.json",
             '{"steps": [0], "norms": []}',
-            "holds 1 steps and 0 norms: a trace needs one norm for each step",
+            "contains 1 steps and 0 norms: a trace needs one norm for each step",
         ),
         ("x.csv", "a,b\n1,2\n", "is not a norm trace"),
     ],
@@ -150,9 +150,9 @@ def test_a_file_that_is_not_a_trace_is_refused(tmp_path, name, content, sentence
 
 
 def test_what_cannot_be_recorded_is_refused():
-    with pytest.raises(ValueError, match="every=0: a trace records every so many steps"):
+    with pytest.raises(ValueError, match="every=0: it is the number of steps between records"):
         NormTrace(torch.optim.SGD(SmallModel().parameters(), lr=0.1), every=0)
-    with pytest.raises(ValueError, match="regularises no weights that have a norm to record"):
+    with pytest.raises(ValueError, match="regularises no weights, so there is no norm to record"):
         NormTrace(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1))
 
 
