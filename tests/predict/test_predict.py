@@ -347,7 +347,7 @@ def test_tying_by_hand_must_be_said():
     assert [c.hidden for c in classes_of(model)] == [False, True]
     with pytest.raises(
         ValueError,
-        match=r"tied='head.\*' matches no regularised tensor; the names are such as 0.weight",
+        match=r"tied='head.\*' matches no regularised tensor. Names are, for example, 0.weight",
     ):
         classes_of(model, tied=["head.*"])
 
