@@ -26,8 +26,8 @@ from torch.optim import Optimizer
 
 from normcontrol import AdamWN
 from normcontrol.scope import SCOPES
-from normcontrol.weights.passes import measure
 from normcontrol.steppers import folded
+from normcontrol.weights.passes import measure
 
 BYTES_ADAM = 28  # per fp32 weight: weight, m and v are read and written, the gradient is read
 # The norm reads the weight. Another pass, to correct the factor, reads and writes it.

@@ -25,7 +25,7 @@ from step_gpu_misses import misses
 from torch import nn
 
 from normcontrol import AdamWN, NormControl, linear
-from normcontrol.steppers import fused
+from normcontrol.steppers import fused, tables
 
 RATIO = linear(1.0, 2.0, steps=2500)
 
@@ -234,7 +234,8 @@ def tune() -> None:
     ]:
         if block * blocks > 32768 or block // (32 * warps) > 16:
             continue
-        fused.BLOCK, fused.WARPS, fused.BLOCKS_A_CHUNK = block, warps, blocks
+        fused.BLOCK = tables.BLOCK = block
+        tables.WARPS, tables.BLOCKS_A_CHUNK = warps, blocks
         steps = {
             o + s: AdamWN(params, lr=1e-4, ratio=RATIO, order=o, scope=s).step
             for o, s in (("before", "global"), ("after", "global"))
