@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from normcontrol.lab.data import batches
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint, parallel
-from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import (
     Stopwatch,
@@ -34,6 +33,7 @@ from normcontrol.lab.training.device import (
 from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import Log
 from normcontrol.lab.training.model import GPT
+from normcontrol.lab.training.optimizers import build, known_name, lr_at, target_at
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
@@ -98,7 +98,7 @@ def train(
     world = parallel.join(config.run.device)
     device = choose(config.run.device, world.local_rank)
     dtype = precision(config.run.precision, device)
-    optim.known_name(config.optim.optimizer)
+    known_name(config.optim.optimizer)  # raises if there is no such optimizer
     if resume:
         check_same(out, config)
     elif world.first:
@@ -140,7 +140,7 @@ def _train(
         torch._foreach_mul_([p.data for p in model.matrices()], config.model.init_scale)
     model = warm.place(model, device) if world.size == 1 else model.to(device)
     parallel.shard(model, world, config.run.parallel, dtype, device)
-    optimizers = optim.build(config, model)
+    optimizers = build(config, model)
 
     # Resume: load weights, optimizers and step from the newest checkpoint, and truncate the metrics
     # to their size at that checkpoint.
@@ -204,7 +204,7 @@ def _train(
     network.train()
 
     for step in range(first, steps + 1):
-        lr = optim.lr_at(config, step)
+        lr = lr_at(config, step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -260,7 +260,7 @@ def _train(
         if step % config.run.log_every == 0 or last:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
-            target = optim.target_at(config.optim, step)
+            target = target_at(config.optim, step)
             # Trackers draw a value and its target in one chart.
             aim = {} if target is None else {"ratio/target": target}
             if not bad:
