@@ -1,5 +1,5 @@
-"""Measures the training loop of the lab on the CPU, with the `tiny` preset, compared with the same
-model in a minimal torch loop. It prints the ratio of the times of a step."""
+"""Measures the laboratory's training loop on the CPU, with the `tiny` preset, compared with a
+minimal torch loop for the same model. It prints the ratio of the times of a step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def minimal(config, tokens) -> float:
 
 
 def lab(config, out: Path) -> float:
-    """Tokens per second of the training loop of the lab."""
+    """Tokens per second of the training loop of the laboratory."""
     train(config, out)
     return statistics.median(
         line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[1:]

@@ -1,4 +1,4 @@
-"""Measures the speed of the training loop of the lab on a GPU: compared with nanoGPT, AdamWN with
+"""Measures the speed of the laboratory's training loop on a GPU: compared with nanoGPT, AdamWN with
 AdamW, and shards with synthetic tokens. It prints the ratios.
 
     python benchmarks/lab_gpu.py [--nanogpt FOLDER] [--steps 60] [--micro-batch 64] [--json FILE]

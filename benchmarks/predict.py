@@ -1,9 +1,10 @@
 """Compares the predicted with the measured norm of AdamW runs.
 
 By default it trains four runs, with four pairs of learning rate and decay. Runs that are already
-finished are not trained again. With ``--runs`` it reads AdamW runs of the lab instead: folders of
-runs or of studies. Every norm is predicted twice: uncalibrated (C = 1), and with constants that
-were calibrated on the first run alone. ``--draw`` draws the figure of an earlier result.
+finished are not trained again. With ``--runs`` it reads AdamW runs of the laboratory instead:
+folders of runs or of studies. Every norm is predicted twice: uncalibrated (C = 1), and with
+constants that were calibrated on the first run alone. ``--draw`` draws the figure of an earlier
+result.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ FACTORS = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.5, 2.0))
 """The four pairs, as multiples of the learning rate and decay of the preset. The constants are
 calibrated on the first one."""
 TIED = ("wte.weight",)
-"""Embeddings that are also the output head. They have to be named: the model of the lab has no
-head module that shares their weight."""
+"""Embeddings that are also the output head. They have to be named, because the laboratory's model
+has no head module that shares their weight."""
 
 
 def records(path: Path) -> list[Record]:

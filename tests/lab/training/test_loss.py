@@ -1,5 +1,5 @@
-"""Compares the cross-entropy of the lab with torch's: the kernel in Triton's interpreter on a CPU,
-and eager or compiled on a GPU."""
+"""Compares the laboratory's cross-entropy with torch's: the kernel in Triton's interpreter on a
+CPU, and eager or compiled on a GPU."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def make(name: str, texts: Iterable[str]) -> Tokenizer:
     >>> make("bytes", ()).encode("hi").tolist()
     [104, 105]
     """
-    # Without this, tokenizers warns about threads after a fork. The lab does not fork.
+    # Without this, tokenizers warns about threads after a fork. The laboratory does not fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if name == "bytes":
         return Bytes()
