@@ -121,14 +121,14 @@ def prepare(
         )
     out.mkdir(parents=True, exist_ok=True)
     every = round(1 / val_fraction)
-    asked = {
+    settings = {
         "source": source.name,
         "fingerprint": source.fingerprint(),
         "tokenizer": tokenizer,
         "every": every,
         "shard": shard_tokens,
     }
-    journal = _journal(out, asked)
+    journal = _journal(out, settings)
     encoder = _tokenizer(out, journal, tokenizer, source, every)
     dtype = np.dtype("<u2" if encoder.size <= 1 << 16 else "<u4")
     shards = {split: Shards(out, split, dtype, shard_tokens) for split in SPLITS}
@@ -143,7 +143,7 @@ def prepare(
             into.add(np.append(tokens, encoder.end) if piece.last else tokens)
         progress(read, source.size, sum(_total(own) for own in shards.values()))
         if time.monotonic() - written > 5:
-            _write_journal(out, asked, shards, pieces)
+            _write_journal(out, settings, shards, pieces)
             written = time.monotonic()
 
     if not pieces:
@@ -185,13 +185,13 @@ def _total(shards: Shards) -> int:
     return sum(entry["tokens"] for entry in shards.done) + shards.tokens
 
 
-def _journal(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def _journal(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The journal of a stopped preparation, or an empty one. A journal of another preparation is an
     error."""
     if not (out / JOURNAL).exists():
         return {"pieces": 0, "splits": {}}
     journal = read_json(out / JOURNAL)
-    for key, value in asked.items():
+    for key, value in settings.items():
         if journal["asked"][key] != value:
             raise LabError(
                 f"{out} contains another, incomplete preparation: {key} was "
@@ -202,13 +202,13 @@ def _journal(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_journal(
-    out: Path, asked: dict[str, Any], shards: dict[str, Shards], pieces: int
+    out: Path, settings: dict[str, Any], shards: dict[str, Shards], pieces: int
 ) -> None:
     """Flush the shards to the disk, then record their state."""
     for own in shards.values():
         own.flush()
     splits = {split: (own.done, own.tokens) for split, own in shards.items()}
-    write_json(out / JOURNAL, {"asked": asked, "pieces": pieces, "splits": splits})
+    write_json(out / JOURNAL, {"asked": settings, "pieces": pieces, "splits": splits})
 
 
 def _tokenizer(
