@@ -248,6 +248,63 @@ def tune() -> None:
         )
 
 
+def measure_cases(bandwidth: float, only: list[str] | None) -> dict[str, Any]:
+    """Measure and print all cases, or those whose title contains one of the texts in ``only``."""
+    results: dict[str, Any] = {}
+    for title, shapes, dtype, rounds, inner in (
+        ("GPT-2 124M fp32", SHAPES["GPT-2 124M"], torch.float32, 11, 40),
+        ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 7, 8),
+        ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 11, 40),
+        ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 7, 20),
+    ):
+        if only and not any(text in title for text in only):
+            continue
+        rows = compare(shapes, dtype, rounds, inner)
+        count = sum(torch.Size(s).numel() for s in shapes)
+        bytes_each = 28 if dtype == torch.float32 else 14
+        floor = count * bytes_each / (bandwidth * 1e9)
+        print(
+            f"\n{title}: {count:,} parameters; {bytes_each} bytes each at copy speed: {floor:.3f} "
+            "ms"
+        )
+        print(
+            f"{'':34}{'ms':>8} {'peer':>8} {'ratio':>7} {'bytes alone':>12} {'at copy speed':>14}"
+        )
+        for name, row in rows.items():
+            row["bytes_ratio"], row["ratio"] = LIMITS.get(name), round(row["ratio"], 4)
+            row["ratio_at_copy_speed"] = (
+                round(BYTES[name] / 28 * floor / row["peer_ms"], 4) if name in BYTES else None
+            )
+            alone, best = (
+                f"{x:.3f}" if x else "" for x in (row["bytes_ratio"], row["ratio_at_copy_speed"])
+            )
+            print(
+                f"{name:34}{row['ms']:8.3f} {row['peer_ms']:8.3f} {row['ratio']:7.3f} {alone:>12} "
+                f"{best:>14}"
+            )
+        results[title] = {"floor_ms": round(floor, 4), **rows}
+    return results
+
+
+def measure_growth() -> dict[str, Any]:
+    """Measure and print models from one million to three billion parameters."""
+    results: dict[str, Any] = {}
+    print("\ngrowth, global after, against AdamW fused")
+    for millions in (1, 10, 100, 1000, 3000):
+        shapes = (
+            [(1000, 1000)] * millions if millions <= 100 else [(10000, 10000)] * (millions // 100)
+        )
+        row = compare(shapes, torch.float32, 5, 20 if millions < 1000 else 5, ["global, after"])[
+            "global, after"
+        ]
+        results[f"growth {millions}M"] = row
+        print(
+            f"{millions:6} M parameters: {row['ms']:8.3f} ms against {row['peer_ms']:8.3f}, ratio "
+            f"{row['ratio']:.3f}"
+        )
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -285,57 +342,11 @@ def main() -> None:
         "machine": machine,
         "copy_TB_per_s": bandwidth,
         "not installed": missing,
-        "cases": {},
     }
-    for title, shapes, dtype, rounds, inner in (
-        ("GPT-2 124M fp32", SHAPES["GPT-2 124M"], torch.float32, 11, 40),
-        ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 7, 8),
-        ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 11, 40),
-        ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 7, 20),
-    ):
-        if args.cases and not any(text in title for text in args.cases):
-            continue
-        rows = compare(shapes, dtype, rounds, inner)
-        count = sum(torch.Size(s).numel() for s in shapes)
-        bytes_each = 28 if dtype == torch.float32 else 14
-        floor = count * bytes_each / (bandwidth * 1e9)
-        print(
-            f"\n{title}: {count:,} parameters; {bytes_each} bytes each at copy speed: {floor:.3f} "
-            "ms"
-        )
-        print(
-            f"{'':34}{'ms':>8} {'peer':>8} {'ratio':>7} {'bytes alone':>12} {'at copy speed':>14}"
-        )
-        for name, row in rows.items():
-            row["bytes_ratio"], row["ratio"] = LIMITS.get(name), round(row["ratio"], 4)
-            row["ratio_at_copy_speed"] = (
-                round(BYTES[name] / 28 * floor / row["peer_ms"], 4) if name in BYTES else None
-            )
-            alone, best = (
-                f"{x:.3f}" if x else "" for x in (row["bytes_ratio"], row["ratio_at_copy_speed"])
-            )
-            print(
-                f"{name:34}{row['ms']:8.3f} {row['peer_ms']:8.3f} {row['ratio']:7.3f} {alone:>12} "
-                f"{best:>14}"
-            )
-        results["cases"][title] = {"floor_ms": round(floor, 4), **rows}
-
+    results["cases"] = measure_cases(bandwidth, args.cases)
     if args.cases:
         return None
-    print("\ngrowth, global after, against AdamW fused")
-    for millions in (1, 10, 100, 1000, 3000):
-        shapes = (
-            [(1000, 1000)] * millions if millions <= 100 else [(10000, 10000)] * (millions // 100)
-        )
-        row = compare(shapes, torch.float32, 5, 20 if millions < 1000 else 5, ["global, after"])[
-            "global, after"
-        ]
-        results["cases"][f"growth {millions}M"] = row
-        print(
-            f"{millions:6} M parameters: {row['ms']:8.3f} ms against {row['peer_ms']:8.3f}, ratio "
-            f"{row['ratio']:.3f}"
-        )
-
+    results["cases"] |= measure_growth()
     for title in ("GPT-2 124M", "GPT-2 XL 1.56B"):
         results[f"extra bytes, {title}"] = extra = extra_memory(SHAPES[title])
         print(f"{title}: {extra:,} bytes more than AdamW fused uses")

@@ -109,8 +109,8 @@ def classes_of(
     list of classes is returned unchanged.
 
     In a model, the regularised tensors are the trained ones of two or more dimensions. An embedding
-    is recognised as tied if the model has its weight under two names. If the model calls it as the
-    head without such a name, it must be named in ``tied`` (``*`` and ``?`` as in file names).
+    is recognised as tied if the model has its weight under two names. If the model uses it as the
+    head in another way, it must be named in ``tied`` (``*`` and ``?`` as in file names).
 
     >>> head = nn.Linear(8, 16, bias=False)
     >>> model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 8), head)
@@ -136,18 +136,7 @@ def classes_of(
         return given
     names, params = [n for m in members for n in m.names], [p for m in members for p in m.params]
     _check_not_empty(params)
-    for name, p in zip(names, params, strict=True):
-        if p.is_meta:
-            raise ValueError(
-                f"{name} is on the meta device, so it has no norm yet. Initialise the model first, "
-                "or give TensorClass(name, count, rms) for each class of tensors."
-            )
-    for pattern in tied:
-        if not fnmatch.filter(names, pattern):
-            raise ValueError(
-                f"tied={pattern!r} matches no regularised tensor. Names are, for example, "
-                f"{', '.join(names[:3])}."
-            )
+    _check_tensors(names, params, tied)
     with torch.no_grad():
         norms = whole_norms(params, SCOPES["global"], Sharing(params)).tolist()
     found = []
@@ -179,6 +168,21 @@ def _members_of_model(model: nn.Module) -> tuple[list[Members], set[int], set[in
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     tied = {i for i in embeddings if ids.count(i) > 1}
     return [Members([n for n, _ in found], [p for _, p in found])], embeddings, tied
+
+
+def _check_tensors(names: Sequence[str], params: Sequence[Tensor], tied: Sequence[str]) -> None:
+    for name, p in zip(names, params, strict=True):
+        if p.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device, so it has no norm yet. Initialise the model first, "
+                "or give TensorClass(name, count, rms) for each class of tensors."
+            )
+    for pattern in tied:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(
+                f"tied={pattern!r} matches no regularised tensor. Names are, for example, "
+                f"{', '.join(names[:3])}."
+            )
 
 
 def _check_not_empty(found: Sequence[Any]) -> None:
