@@ -1,5 +1,5 @@
-"""A step of the laboratory's `tiny` preset on the CPU against the same model in a bare torch loop:
-prints the ratio."""
+"""Measures the laboratory's training loop on the CPU, with the `tiny` preset, compared with a
+minimal torch loop for the same model. It prints the ratio of the times of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from normcontrol.lab.data.batches import Batches
+from normcontrol.lab.data import batches
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.config import preset
 from normcontrol.lab.training.device import Stopwatch
@@ -20,15 +20,16 @@ from normcontrol.lab.training.model import GPT
 STEPS, ROUNDS, VOCAB = 40, 3, 1024
 
 
-def bare(config, tokens) -> float:
-    """Tokens a second of the shortest loop that trains this model: AdamW, clipping, no logs."""
+def minimal(config, tokens) -> float:
+    """Tokens per second of a minimal loop that trains this model: AdamW, clipping, no logs."""
     model = GPT(config.model, VOCAB)
     model.initialise(0)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     rows = config.data.tokens_per_step // config.model.context
-    batches, watch, speeds = Batches([tokens], config.model.context, rows, 0), Stopwatch(), []
+    batch_of = batches.Batches([tokens], config.model.context, rows, 0)
+    watch, speeds = Stopwatch(), []
     for step in range(STEPS):
-        x, y = batches(step, slice(0, rows))
+        x, y = batch_of(step, slice(0, rows))
         model(x, y).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adamw.step()
@@ -39,7 +40,8 @@ def bare(config, tokens) -> float:
     return statistics.median(speeds[1:])
 
 
-def laboratory(config, out: Path) -> float:
+def lab(config, out: Path) -> float:
+    """Tokens per second of the training loop of the laboratory."""
     train(config, out)
     return statistics.median(
         line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[1:]
@@ -55,24 +57,21 @@ def main() -> None:
         config = preset("tiny").with_(
             data=str(folder), steps=STEPS, eval_every=STEPS, checkpoint_every=STEPS, device="cpu"
         )
-        # nanoGPT's files mean GPT-2's vocabulary; this one is small, so say so as a manifest would.
-        import normcontrol.lab.data.batches as data
-
-        data.padded = lambda vocab: VOCAB  # type: ignore[assignment]
+        # Files of nanoGPT imply the vocabulary of GPT-2. This benchmark uses a smaller one.
+        batches.padded = lambda vocab: VOCAB  # type: ignore[assignment]
         pairs = []
         for i in range(ROUNDS):
-            ours = laboratory(config.with_(optimizer="AdamW"), folder / f"adamw-{i}")
-            theirs = bare(config, tokens)
-            control = laboratory(config.with_(optimizer="AdamWN"), folder / f"adamwn-{i}")
+            ours = lab(config.with_(optimizer="AdamW"), folder / f"adamw-{i}")
+            theirs = minimal(config, tokens)
+            control = lab(config.with_(optimizer="AdamWN"), folder / f"adamwn-{i}")
             pairs.append((theirs / ours, ours / control))
             print(
-                f"bare loop {theirs:,.0f} tokens/s, laboratory {ours:,.0f} (AdamW), {control:,.0f} "
+                f"minimal loop {theirs:,.0f} tokens/s, lab {ours:,.0f} (AdamW), {control:,.0f} "
                 "(AdamWN)"
             )
     step, arm = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(
-        f"time of a step, laboratory / bare loop: {step:.3f} (at most 1.1); AdamWN / AdamW: "
-        f"{arm:.3f}"
+        f"time of a step, lab / minimal loop: {step:.3f} (at most 1.1); AdamWN / AdamW: {arm:.3f}"
     )
 
 

@@ -1,10 +1,9 @@
-"""The laboratory's speed on a GPU: prints ratios to nanoGPT, of AdamWN to AdamW, and of real shards
-to synthetic tokens.
+"""Measures the speed of the laboratory's training loop on a GPU: compared with nanoGPT, AdamWN with
+AdamW, and shards with synthetic tokens. It prints the ratios.
 
-    python benchmarks/lab_gpu.py [--nanogpt FOLDER] [--steps 60] [--micro-batch 64] [--json
-    results/lab_gpu.json]
+    python benchmarks/lab_gpu.py [--nanogpt FOLDER] [--steps 60] [--micro-batch 64] [--json FILE]
 
-FOLDER is a checkout of nanoGPT, whose own bench.py is run at the same batch. Only torch and numpy
+FOLDER is a checkout of nanoGPT, whose bench.py is run with the same batch. Only torch and numpy
 are needed.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import re
 import shutil
@@ -25,14 +23,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from normcontrol.lab.data import batches as data
-from normcontrol.lab.training import metrics
+from normcontrol.lab.data import batches
+from normcontrol.lab.training import loop, metrics
 from normcontrol.lab.training.config import Config, preset
 from normcontrol.lab.training.loop import train
 
 
 def tokens_per_second(config: Config, out: Path) -> float:
-    """Of the real loop: the median of its own timings, the compiling first ones left out."""
+    """The median of the speeds that the training loop logs, without the first two: they include
+    compiling."""
     train(config, out)
     speed = statistics.median(
         line["tokens_per_second"] for line in metrics.read(out, metrics.TIMING)[2:]
@@ -42,7 +41,7 @@ def tokens_per_second(config: Config, out: Path) -> float:
 
 
 def nanogpt(folder: Path, micro_batch: int) -> float:
-    """Tokens a second of nanoGPT's own bench.py: its model, compiled, with random tokens."""
+    """Tokens per second of nanoGPT's bench.py: its model, compiled, with random tokens."""
     flags = [
         f"--batch_size={micro_batch}",
         "--block_size=1024",
@@ -57,7 +56,7 @@ def nanogpt(folder: Path, micro_batch: int) -> float:
 
 
 class Synthetic:
-    """The same random batch at every step, already on the device."""
+    """Replaces :func:`feed`: yields the same batch at every step, already on the device."""
 
     def __init__(self, real):
         self.real = real
@@ -76,7 +75,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     found: dict[str, float] = {}
 
     def say(what: str, value: float, aim: str = "") -> None:
@@ -92,25 +91,24 @@ def main() -> None:
         random.integers(0, 50257, 70_000).astype("<u2").tofile(folder / "val.bin")
         timed = {
             "data": str(folder),
-            "steps": asked.steps,
+            "steps": arguments.steps,
             "log_every": 5,
-            "eval_every": asked.steps,
-            "checkpoint_every": asked.steps,
+            "eval_every": arguments.steps,
+            "checkpoint_every": arguments.steps,
             "warmup": 5,
         }
         gpt2 = preset("gpt2").with_(
-            **timed, micro_batch=asked.micro_batch, tokens_per_step=asked.micro_batch * 1024
+            **timed, micro_batch=arguments.micro_batch, tokens_per_step=arguments.micro_batch * 1024
         )
         speeds = {}
         for name in ("AdamW", "AdamWN"):
             speeds[name] = tokens_per_second(gpt2.with_(optimizer=name), folder / name)
             say(f"tokens/s, gpt2, {name}", speeds[name])
         say("speed, AdamWN / AdamW", speeds["AdamWN"] / speeds["AdamW"], "(at least 0.99)")
-        real, data.feed = data.feed, Synthetic(data.feed)
+        real, batches.feed = batches.feed, Synthetic(batches.feed)
         synthetic = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "synthetic")
-        data.feed = real
+        batches.feed = real
         say("speed, real shards / synthetic tokens", speeds["AdamW"] / synthetic, "(at least 0.99)")
-        loop = importlib.import_module("normcontrol.lab.training.loop")
         cudnn, loop.attention = loop.attention, lambda device: contextlib.nullcontext()
         theirs = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "attention")
         loop.attention = cudnn
@@ -122,16 +120,16 @@ def main() -> None:
                 tokens_per_second(small.with_(optimizer=name), folder / f"small-{name}"),
                 "(at least 1,300,000)",
             )
-        if asked.nanogpt:
-            theirs = nanogpt(asked.nanogpt, asked.micro_batch)
+        if arguments.nanogpt:
+            theirs = nanogpt(arguments.nanogpt, arguments.micro_batch)
             say("tokens/s, nanoGPT", theirs)
             say("speed, laboratory / nanoGPT", speeds["AdamW"] / theirs, "(at least 1.05)")
-    if asked.json:
+    if arguments.json:
         command = (
-            f"python benchmarks/lab_gpu.py --nanogpt FOLDER --steps {asked.steps} "
-            f"--micro-batch {asked.micro_batch} --json {asked.json}"
+            f"python benchmarks/lab_gpu.py --nanogpt FOLDER --steps {arguments.steps} "
+            f"--micro-batch {arguments.micro_batch} --json {arguments.json}"
         )
-        asked.json.write_text(
+        arguments.json.write_text(
             json.dumps({"command": command, "machine": machine, "results": found}, indent=1) + "\n"
         )
 

@@ -1,7 +1,7 @@
-"""`normcontrol prepare` with GPT-2's BPE against tiktoken's encode_ordinary_batch on the same text
-and cores, and its memory.
+"""Measures `normcontrol prepare` with GPT-2's BPE: its speed compared with tiktoken's
+encode_ordinary_batch on the same text and cores, and its memory.
 
-Prints the ratio of the speeds, and the peak memory for a corpus and for one five times as large.
+It prints the ratio of the speeds, and the peak memory for a corpus and for one five times as large.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from normcontrol.lab.data.prepare import prepare
 
 
 def write_corpus(folder: Path, megabytes: int) -> Path:
-    """The standard library, again and again, in files of ten megabytes."""
+    """Write the standard library repeatedly, up to this size, in files of ten megabytes."""
     texts = [piece.text for piece, _ in corpus.embedded().pieces()]
     folder.mkdir()
     size, number, file = 0, 0, None
@@ -39,8 +39,7 @@ def write_corpus(folder: Path, megabytes: int) -> Path:
 
 
 def peak_memory(folder: Path, out: Path) -> float:
-    """Megabytes that a process of its own needed at most to prepare a corpus, beyond those of a
-    small one's imports."""
+    """The peak memory, in megabytes, of a separate process that prepares the corpus."""
     code = f"""
 import resource
 from pathlib import Path

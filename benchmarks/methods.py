@@ -1,11 +1,11 @@
-"""What a step of every published method costs beside torch's fused AdamW, in one run.
+"""Measures a step of every published method, compared with torch's fused AdamW in one run.
 
     python benchmarks/methods.py [--device cuda] [--json results/methods_cpu.json]
 
-The weights are those of a GPT's hidden matrices: 24 of 512 x 512 and 12 of 2048 x 512 on a CPU,
-those of GPT-2 124M on a GPU. A method moves more bytes than AdamW where it measures in a pass of
-its own, keeps a copy of the weights, or decomposes matrices (spectral), and the ratio says how many
-times as long its step takes.
+It prints the time of the step divided by that of AdamW. The weights are hidden matrices of a GPT:
+24 of 512 x 512 and 12 of 2048 x 512 on a CPU, those of GPT-2 124M on a GPU. A method takes longer
+than AdamW if it measures norms in a separate pass, keeps a copy of the weights, or decomposes
+matrices (spectral).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SHAPES = {
 
 
 def parameters(device: str) -> list[nn.Parameter]:
+    """Random weights with gradients."""
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, device=device) * 0.02) for shape in SHAPES[device]]
     for p in params:
@@ -39,7 +40,7 @@ def parameters(device: str) -> list[nn.Parameter]:
 
 
 def step_of(name: str, device: str) -> Any:
-    """A function that makes one step of the method, with weights of its own."""
+    """A function that makes one step of the method, with its own weights."""
     if name == "AdamW fused":
         return torch.optim.AdamW(parameters(device), lr=1e-3, fused=True).step
     params: Any = parameters(device)
@@ -64,6 +65,7 @@ def step_of(name: str, device: str) -> Any:
 
 
 def seconds(step: Any, device: str, inner: int) -> float:
+    """The mean time of ``inner`` steps."""
     if device == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -81,34 +83,36 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     ratios = {}
     for name in METHODS:
-        ours, theirs = step_of(name, asked.device), step_of("AdamW fused", asked.device)
+        ours, theirs = step_of(name, arguments.device), step_of("AdamW fused", arguments.device)
         slow = name in ("spectral", "MuonH")  # decompositions and products of matrices
-        rounds = 3 if slow else asked.repeats
-        inner = 1 if asked.device == "cpu" or slow else 10
+        rounds = 3 if slow else arguments.repeats
+        inner = 1 if arguments.device == "cpu" or slow else 10
         for step in (ours, theirs):
             for _ in range(1 if slow else 12):
                 step()
         pairs = [
-            (seconds(ours, asked.device, inner), seconds(theirs, asked.device, inner))
+            (seconds(ours, arguments.device, inner), seconds(theirs, arguments.device, inner))
             for _ in range(rounds)
         ]
         ratios[name] = statistics.median(a for a, _ in pairs) / statistics.median(
             b for _, b in pairs
         )
         print(f"{name:14} {ratios[name]:8.2f}", flush=True)
-    if asked.json:
-        gpu = torch.cuda.get_device_name() if asked.device == "cuda" else None
+    if arguments.json:
+        gpu = torch.cuda.get_device_name() if arguments.device == "cuda" else None
         machine = {
             "device": gpu or platform.processor() or platform.machine(),
             "torch": torch.__version__,
         }
-        command = f"python benchmarks/methods.py --device {asked.device} --json {asked.json}"
+        command = (
+            f"python benchmarks/methods.py --device {arguments.device} --json {arguments.json}"
+        )
         rounded = {name: round(ratio, 3) for name, ratio in ratios.items()}
-        asked.json.write_text(
+        arguments.json.write_text(
             json.dumps({"command": command, "machine": machine, "ratios": rounded}, indent=1) + "\n"
         )
 

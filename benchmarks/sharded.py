@@ -1,10 +1,10 @@
-"""What norm control costs under sharding: collectives and time a step on 4 gloo processes, beside
-torch's own AdamW.
+"""Measures the cost of norm control under sharding: collectives and time per step on 4 gloo
+processes, compared with torch's AdamW.
 
-Every process holds its rows of a GPT as DTensors, as FSDP2 leaves them to the optimizer, and steps
-AdamW and AdamWN in turn over the same shards, all processes starting each step together. What the
-control adds is one pass that measures, one that multiplies, and one all-reduce of one number a
-tensor; each is also timed alone.
+Every process has its rows of a GPT as DTensors, as under FSDP2. AdamW and AdamWN step in turn on
+the same shards, and all processes start each step together. Norm control adds a pass that measures,
+a pass that multiplies, and an all-reduce of one number per tensor. Each of them is also timed
+alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from record import write
+from common import gpt_shapes, text_table, write
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -34,36 +34,17 @@ from normcontrol.weights.passes import measure
 RANKS = 4
 
 
-def gpt_shapes(width: int, layers: int, words: int) -> list[tuple[int, ...]]:
-    """The matrices and vectors of nanoGPT's GPT."""
-    d = width
-    block = [
-        (3 * d, d),
-        (d, d),
-        (4 * d, d),
-        (d, 4 * d),
-        (d,),
-        (d,),
-        (3 * d,),
-        (d,),
-        (d,),
-        (d,),
-        (4 * d,),
-        (d,),
-    ]
-    return [(words, d), (1024, d), *(shape for _ in range(layers) for shape in block), (d,), (d,)]
-
-
 def timed(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each, in turn, from a common start until the last rank is done."""
+    """Median milliseconds of each function, called in turn, from a common start until the slowest
+    rank is done."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(repeats + 2):
         for name in functions if repeat % 2 else reversed(functions):
             dist.barrier()
-            began = time.perf_counter()
+            start = time.perf_counter()
             functions[name]()
             if repeat >= 2:
-                times[name].append(1e3 * (time.perf_counter() - began))
+                times[name].append(1e3 * (time.perf_counter() - start))
     slowest = torch.tensor(list(times.values()))
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return {
@@ -72,12 +53,14 @@ def timed(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[str, fl
 
 
 def collectives(opt: torch.optim.Optimizer) -> int:
+    """The number of collectives in a step."""
     with CommDebugMode() as comm:
         opt.step()
     return comm.get_total_counts()
 
 
 def measure_on_rank(rank: int, folder: str, shapes: list[tuple[int, ...]], repeats: int) -> None:
+    """Measure in one of the processes. Rank 0 writes the result to the folder."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS
@@ -92,7 +75,7 @@ def measure_on_rank(rank: int, folder: str, shapes: list[tuple[int, ...]], repea
         p.grad = distribute_tensor(1e-3 * torch.randn(p.shape), mesh, [Shard(0)])
 
     def groups() -> list[dict[str, Any]]:
-        """The same two for all, as nanoGPT makes them."""
+        """nanoGPT's two groups: matrices, and vectors without decay."""
         return [
             {"params": [p for p in params if p.dim() > 1]},
             {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
@@ -105,7 +88,7 @@ def measure_on_rank(rank: int, folder: str, shapes: list[tuple[int, ...]], repea
         opts[f"AdamWN {scope}"] = AdamWN(
             groups(), lr=1e-6, weight_decay=0.1, ratio=1.0, scope=scope, foreach=True
         )
-    for opt in opts.values():  # states are made, references captured
+    for opt in opts.values():  # creates the state and stores the reference norms
         opt.step()
     counts = {name: collectives(opt) for name, opt in opts.items()}
 
@@ -132,6 +115,7 @@ def measure_on_rank(rank: int, folder: str, shapes: list[tuple[int, ...]], repea
 
 
 def run(case: str, shapes: list[tuple[int, ...]], repeats: int) -> dict[str, Any]:
+    """Measure one case on all processes."""
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(measure_on_rank, (folder, shapes, repeats), RANKS)
         result = json.loads(Path(folder, "result").read_text())
@@ -144,6 +128,7 @@ def run(case: str, shapes: list[tuple[int, ...]], repeats: int) -> dict[str, Any
 
 
 def table(results: list[dict[str, Any]]) -> str:
+    """The results as a text table."""
     rows = [("case", "step", "collectives", "ms", "ratio")]
     for r in results:
         for name, ms in r["ms"].items():
@@ -157,14 +142,7 @@ def table(results: list[dict[str, Any]]) -> str:
                     "" if ratio is None else f"{ratio:.2f}",
                 )
             )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            c.ljust(w) if i < 2 else c.rjust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return text_table(rows)
 
 
 def main() -> None:
@@ -172,10 +150,10 @@ def main() -> None:
     parser.add_argument(
         "--short",
         action="store_true",
-        help="small shapes and few repeats, to see that everything runs",
+        help="small shapes and few repeats, to check that everything runs",
     )
     parser.add_argument("--repeats", type=int, default=41)
-    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
     args = parser.parse_args()
     if args.short:
         results = [run("small", gpt_shapes(16, 1, 64), 3)]

@@ -1,12 +1,13 @@
-"""What a step of AdamWN costs beside torch's own AdamW on the CPU: time and peak memory, as ratios.
+"""Measures a step of AdamWN on the CPU, compared with torch's AdamW: time and peak memory.
 
-Each optimizer steps weights of its own with the same gradients and the same implementation, in
-turn, in one process, so that whatever else the machine does hits both; medians are compared. Run it
-with ``make bench``.
+Each optimizer has its own weights, and both have the same gradients and the same implementation.
+They step in turn in one process, so that other programs slow both down, and medians are compared.
+Run it with ``make bench``.
 
-Fused, the multiplication is folded into AdamW's own decay by a guessed factor. Here the gradients
-do not change, so that the guess always holds; the row "fused, no guess holds" has it miss at every
-step, which costs the multiplication a pass. What a training run costs lies between the two.
+The fused step multiplies the weights by a guessed factor in the decay of AdamW, and corrects wrong
+guesses. In this benchmark the gradients do not change, so the guess is always right. In the row
+"fused, no guess holds" every guess counts as wrong, and each step needs another pass over the
+weights. The cost in a training run lies between the two.
 """
 
 from __future__ import annotations
@@ -19,46 +20,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import write
+from common import gpt_shapes, text_table, write
 from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol import AdamWN
 from normcontrol.scope import SCOPES
-from normcontrol.weights.passes import measure
 from normcontrol.steppers import folded
+from normcontrol.weights.passes import measure
 
-BYTES_ADAM = 28  # a weight in fp32: weight, m and v are read and written, the gradient read
-BYTES_CONTROL = {
-    "fused": 4,
-    "fused, no guess holds": 12,
-}  # the norm reads the weight; a pass for the factor reads and writes it
+BYTES_ADAM = 28  # per fp32 weight: weight, m and v are read and written, the gradient is read
+# The norm reads the weight. Another pass, to correct the factor, reads and writes it.
+BYTES_CONTROL = {"fused": 4, "fused, no guess holds": 12}
 IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
     "fused": {"fused": True},
     "fused, no guess holds": {"fused": True},
     "foreach": {"foreach": True},
     "for-loop": {"foreach": False},
 }
-
-
-def gpt2_shapes(layers: int) -> list[tuple[int, ...]]:
-    """The weights of nanoGPT's GPT-2; 12 layers are the 124M model: 50 matrices and 98 vectors."""
-    d = 768
-    block = [
-        (3 * d, d),
-        (d, d),
-        (4 * d, d),
-        (d, 4 * d),
-        (d,),
-        (d,),
-        (3 * d,),
-        (d,),
-        (d,),
-        (d,),
-        (4 * d,),
-        (d,),
-    ]
-    return [(50304, d), (1024, d), *(shape for _ in range(layers) for shape in block), (d,), (d,)]
 
 
 def make_weights(shapes: list[tuple[int, ...]]) -> list[Tensor]:
@@ -70,27 +49,27 @@ def make_weights(shapes: list[tuple[int, ...]]) -> list[Tensor]:
 
 
 def interleaved(functions: list[Callable[[], Any]], repeats: int, calls: int) -> list[list[float]]:
-    """Seconds a call for each function, ``repeats`` times, each measured over some calls in turn
-    with the others."""
+    """Seconds per call of each function. The functions are timed in turn, ``repeats`` times, over
+    ``calls`` calls each time."""
     times: list[list[float]] = [[] for _ in functions]
-    for function in functions:  # the states are made, the caches warmed
+    for function in functions:  # creates the state and warms the caches
         function()
         function()
     for repeat in range(repeats):
         order = range(len(functions)) if repeat % 2 == 0 else reversed(range(len(functions)))
         for i in order:
-            began = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(calls):
                 functions[i]()
-            times[i].append((time.perf_counter() - began) / calls)
+            times[i].append((time.perf_counter() - start) / calls)
     return times
 
 
 def peak_extra_bytes(opt: Optimizer) -> int | None:
-    """How far the process grows beyond its size while it makes a step; None where the system cannot
-    say."""
+    """The peak memory of the process during a step, beyond its memory before it. None if the system
+    does not report it."""
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is now the present size
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current size
         before = _status("VmRSS")
         opt.step()
         return max(0, _status("VmHWM") - before)
@@ -99,6 +78,7 @@ def peak_extra_bytes(opt: Optimizer) -> int | None:
 
 
 def _status(field: str) -> int:
+    """A size in /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
@@ -106,14 +86,13 @@ def _status(field: str) -> int:
 def compare(
     case: str, shapes: list[tuple[int, ...]], implementation: str, repeats: int, steps: int = 1
 ) -> dict[str, Any]:
+    """Time AdamW and AdamWN with one implementation, and the norm and the scaling alone."""
     weights = make_weights(shapes)
     chosen = IMPLEMENTATIONS[implementation]
     adamw = torch.optim.AdamW(make_weights(shapes), lr=1e-6, weight_decay=0.1, **chosen)
-    adamwn = AdamWN(
-        weights, lr=1e-6, ratio=1.0, **chosen
-    )  # the default otherwise: global norm, after the step
+    adamwn = AdamWN(weights, lr=1e-6, ratio=1.0, **chosen)
     folded.TOLERANCE = -1.0 if implementation.endswith("no guess holds") else 2.0**-23
-    controlled, one = adamwn._sets[0].params, torch.tensor(1.0)
+    controlled, one = [w for w in weights if w.dim() >= 2], torch.tensor(1.0)
 
     @torch.no_grad()
     def norm() -> Tensor:
@@ -145,6 +124,7 @@ def compare(
 
 
 def table(results: list[dict[str, Any]]) -> str:
+    """The results as a text table."""
     head = (
         "case",
         "implementation",
@@ -174,14 +154,7 @@ def table(results: list[dict[str, Any]]) -> str:
                 *peaks,
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            c.ljust(w) if i < 2 else c.rjust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    return text_table(rows)
 
 
 def main() -> None:
@@ -189,19 +162,19 @@ def main() -> None:
     parser.add_argument(
         "--short",
         action="store_true",
-        help="small shapes and few repeats, to see that everything runs",
+        help="small shapes and few repeats, to check that everything runs",
     )
     parser.add_argument(
         "--only",
         nargs="+",
         choices=IMPLEMENTATIONS,
         default=list(IMPLEMENTATIONS),
-        help="these implementations alone",
+        help="measure only these implementations",
     )
     parser.add_argument("--repeats", type=int, default=41)
-    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
     args = parser.parse_args()
-    shapes = [(64, 48), (48,)] * 4 if args.short else gpt2_shapes(12)
+    shapes = [(64, 48), (48,)] * 4 if args.short else gpt_shapes(768, 12, 50304)
     repeats = 3 if args.short else args.repeats
     count = 20 if args.short else 1000
 
@@ -215,10 +188,10 @@ def main() -> None:
     ]
     print(table(results))
     print(
-        f"\nbytes limit: Adam moves {BYTES_ADAM} bytes a weight; the norm reads 4 more, a pass for "
-        "the factor 8."
+        f"\nbytes limit: Adam moves {BYTES_ADAM} bytes per weight; the norm reads 4 more, another "
+        "pass moves 8 more."
     )
-    print("peak: how far the process grows while it makes a step.")
+    print("peak: the memory that a step needs beyond that of the process before it.")
     big = results[0]
     adam, norm, scale = (
         big["weights"] * size / big[key] / 1e6

@@ -1,20 +1,19 @@
-"""Time of an AdamWN step against torch's fused AdamW on the GPU, side by side in one run.
+"""Measures the time of an AdamWN step on the GPU, compared with torch's fused AdamW in one run.
 
     python benchmarks/step_gpu.py --json results/step_gpu.json
 
-Every row is a ratio of medians over interleaved rounds, with the ratio that the bytes moved alone
-would give. Adam must move 28 bytes a float32 parameter (read p, g, m, v; write p, m, v), and so
-must we as long as the guessed factors hold; a step whose guess misses reads and writes p once more,
-8 bytes. Clipping reads the gradients once more, 4 bytes for us and 12 for ``clip_grad_norm_``,
-which reads them twice and writes them. How often a guess misses depends on the training:
-``--misses`` counts it on a GPT that learns.
+Every row is a ratio of medians over interleaved rounds, beside the ratio of the bytes moved. Adam
+moves 28 bytes per float32 parameter (reads p, g, m, v; writes p, m, v). AdamWN moves the same if
+the guessed factor is right. If it is wrong, the step reads and writes p once more, 8 bytes.
+Clipping adds 4 bytes in AdamWN, which reads the gradients once more, and 12 with
+``clip_grad_norm_``, which reads them twice and writes them. How often a guess is wrong depends on
+the training: ``--misses`` counts it for a GPT.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import warnings
@@ -22,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from step_gpu_misses import misses
 from torch import nn
 
-import normcontrol.steppers.fused as fused
 from normcontrol import AdamWN, NormControl, linear
+from normcontrol.steppers import fused, tables
 
 RATIO = linear(1.0, 2.0, steps=2500)
 
@@ -33,7 +33,8 @@ RATIO = linear(1.0, 2.0, steps=2500)
 def gpt2_shapes(
     layers: int, width: int, vocabulary: int = 50257, context: int = 1024
 ) -> list[tuple[int, ...]]:
-    """Every tensor of GPT-2 with its biases, in the order of the model: 148 for 12 layers."""
+    """The shapes of all tensors of GPT-2 with biases, in the order of the model: 148 for 12
+    layers."""
     d = width
     block = [
         (d,),
@@ -68,11 +69,11 @@ def parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Par
 
 
 def interleaved(steps: dict[str, Any], rounds: int, inner: int) -> dict[str, float]:
-    """Median milliseconds a step of each, the rounds taken in turn so that drift hits all alike."""
+    """Median milliseconds per step of each function. The rounds are taken in turn, so that a change
+    of the GPU's speed affects all of them."""
     for step in steps.values():
-        for _ in range(
-            100
-        ):  # also past the first steps, in which a target that starts to move is not guessed well
+        # More steps than a warm-up needs: while a target starts to move, guesses are often wrong.
+        for _ in range(100):
             step()
     torch.cuda.synchronize()
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -97,8 +98,8 @@ def clipped(optimizer: torch.optim.Optimizer, params: list[nn.Parameter]) -> Any
 
 
 def contenders() -> dict[str, tuple[str, Any]]:
-    """What is measured: a name, the name of its peer, and a function that makes its step for some
-    parameters."""
+    """What is measured, as {name: (peer, make)}: the name of what it is compared with, and a
+    function that returns the step for given parameters."""
 
     def adamw(params: list[nn.Parameter], decay: float = 0.1) -> torch.optim.Optimizer:
         return torch.optim.AdamW(params, lr=1e-4, weight_decay=decay, fused=True)
@@ -130,7 +131,7 @@ def compare(
     inner: int,
     only: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Each contender beside its peer, in turns, each with parameters of its own."""
+    """Time each contender and its peer in turn, each with its own parameters."""
     rows = {}
     makers = contenders()
     for name, (peer, make) in makers.items():
@@ -152,7 +153,7 @@ def compare(
 
 
 def peers() -> dict[str, tuple[str, Any]]:
-    """Other people's fused optimizers, where they are installed."""
+    """Fused optimizers of other packages, if they are installed."""
     found: dict[str, tuple[str, Any]] = {}
     try:
         from apex.optimizers import FusedAdam
@@ -181,7 +182,7 @@ def peers() -> dict[str, tuple[str, Any]]:
     return found
 
 
-BYTES = {  # moved for each float32 parameter
+BYTES = {  # bytes moved per float32 parameter
     "global, after": 28,
     "global, before": 28,
     "tensor, after": 28,
@@ -189,22 +190,23 @@ BYTES = {  # moved for each float32 parameter
     "max_grad_norm, global, before": 32,
     "NormControl(AdamW fused)": 40,
 }
+# The same, divided by the bytes that the peer moves.
 LIMITS = {
     name: moved / (40 if name.startswith("max_grad_norm") else 28) for name, moved in BYTES.items()
-}  # over the peer's
+}
 
 
 def copy_bandwidth() -> float:
-    """Terabytes a second that a device copy moves, read and written."""
+    """Terabytes per second that a copy on the device reads and writes."""
     a = torch.empty(1 << 30, device="cuda", dtype=torch.float32)
     b = torch.empty_like(a)
     return 2 * a.nbytes / interleaved({"copy": lambda: b.copy_(a)}, 5, 5)["copy"] / 1e9
 
 
 def extra_memory(shapes: list[tuple[int, ...]]) -> int:
-    """Bytes that AdamWN holds after a few steps beyond what torch's fused AdamW holds."""
+    """Bytes of memory that AdamWN uses after a few steps beyond those of torch's fused AdamW."""
     params = parameters(shapes, torch.float32)
-    held = []
+    used = []
     for make in (
         lambda: torch.optim.AdamW(params, fused=True),
         lambda: AdamWN(params, ratio=RATIO, max_grad_norm=1.0),
@@ -216,69 +218,13 @@ def extra_memory(shapes: list[tuple[int, ...]]) -> int:
         for _ in range(3):
             opt.step()
         torch.cuda.synchronize()
-        held.append(torch.cuda.memory_allocated() - before)
+        used.append(torch.cuda.memory_allocated() - before)
         del opt
-    return held[1] - held[0]
-
-
-def misses(steps: int = 600) -> dict[str, float]:
-    """The share of steps in which the guessed factor was off by more than a unit in the last place,
-    on a byte-level GPT of 26M parameters that learns the source of Python's standard library."""
-    text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
-    data = torch.frombuffer(bytearray(text), dtype=torch.uint8).to("cuda", torch.long)
-    width, layers, context = 512, 8, 256
-    share = {}
-    for rate in (1e-2, 1e-1):
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(
-            width, 8, 4 * width, 0.0, nn.functional.gelu, batch_first=True, norm_first=True
-        )
-        model = nn.ModuleDict(
-            {
-                "in": nn.Embedding(256, width),
-                "at": nn.Embedding(context, width),
-                "body": nn.TransformerEncoder(layer, layers),
-            }
-        )
-        model["out"] = nn.Linear(width, 256, bias=False)
-        for p in model.parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02)
-        model = model.cuda()
-        opt = AdamWN(
-            model.parameters(),
-            lr=1e-3,
-            betas=(0.9, 0.95),
-            ratio=linear(1.0, 2.0, steps=50),
-            rate=rate,
-            max_grad_norm=1.0,
-        )
-        mask = nn.Transformer.generate_square_subsequent_mask(context, device="cuda")
-        missed = []
-        for _ in range(steps):
-            at = torch.randint(len(data) - context - 1, (64, 1), device="cuda") + torch.arange(
-                context + 1, device="cuda"
-            )
-            words = data[at]
-            with torch.autocast("cuda", torch.bfloat16):
-                hidden = model["in"](words[:, :-1]) + model["at"].weight
-                logits = model["out"](model["body"](hidden, mask, is_causal=True))
-                loss = nn.functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
-            missed.append(opt.stepper.plan.needed.clone())
-        late = torch.stack(missed[steps // 3 :]).float().mean().item()
-        early = torch.stack(missed[: steps // 3]).float().mean().item()
-        share[f"rate {rate:g}"] = late
-        print(
-            f"rate {rate:g}: second pass in {early:.1%} of the first {steps // 3} steps, "
-            f"{late:.1%} of the rest; loss {loss.item():.3f}"
-        )
-    return share
+    return used[1] - used[0]
 
 
 def tune() -> None:
+    """Time the kernels with several block sizes, warps and blocks per chunk."""
     params = parameters(SHAPES["GPT-2 124M"], torch.float32)
     adamw = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1, fused=True)
     base = interleaved({"AdamW": adamw.step}, 10, 10)["AdamW"]
@@ -288,7 +234,8 @@ def tune() -> None:
     ]:
         if block * blocks > 32768 or block // (32 * warps) > 16:
             continue
-        fused.BLOCK, fused.WARPS, fused.BLOCKS_A_CHUNK = block, warps, blocks
+        fused.BLOCK = tables.BLOCK = block
+        tables.WARPS, tables.BLOCKS_A_CHUNK = warps, blocks
         steps = {
             o + s: AdamWN(params, lr=1e-4, ratio=RATIO, order=o, scope=s).step
             for o, s in (("before", "global"), ("after", "global"))
@@ -301,52 +248,16 @@ def tune() -> None:
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--misses", action="store_true")
-    parser.add_argument(
-        "--cases",
-        nargs="+",
-        metavar="TEXT",
-        help="only the cases whose title holds one of these, and nothing else",
-    )
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("This benchmark needs a CUDA device.")
-    warnings.simplefilter("ignore")
-    if args.tune:
-        return tune()
-    if args.misses:
-        misses()
-        return None
-
-    machine = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": fused.triton.__version__,
-        "python": platform.python_version(),
-    }
-    bandwidth = copy_bandwidth()
-    print(f"{machine}; device copy {bandwidth:.2f} TB/s")
-    missing = [name for name in ("apex FusedAdam", "torchao AdamW8bit") if name not in peers()]
-    print(f"not installed, so not measured: {', '.join(missing) or 'nothing'}")
-    results: dict[str, Any] = {
-        "machine": machine,
-        "copy_TB_per_s": bandwidth,
-        "not installed": missing,
-        "cases": {},
-    }
+def measure_cases(bandwidth: float, only: list[str] | None) -> dict[str, Any]:
+    """Measure and print all cases, or those whose title contains one of the texts in ``only``."""
+    results: dict[str, Any] = {}
     for title, shapes, dtype, rounds, inner in (
         ("GPT-2 124M fp32", SHAPES["GPT-2 124M"], torch.float32, 11, 40),
         ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 7, 8),
         ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 11, 40),
         ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 7, 20),
     ):
-        if args.cases and not any(text in title for text in args.cases):
+        if only and not any(text in title for text in only):
             continue
         rows = compare(shapes, dtype, rounds, inner)
         count = sum(torch.Size(s).numel() for s in shapes)
@@ -371,10 +282,13 @@ def main() -> None:
                 f"{name:34}{row['ms']:8.3f} {row['peer_ms']:8.3f} {row['ratio']:7.3f} {alone:>12} "
                 f"{best:>14}"
             )
-        results["cases"][title] = {"floor_ms": round(floor, 4), **rows}
+        results[title] = {"floor_ms": round(floor, 4), **rows}
+    return results
 
-    if args.cases:
-        return None
+
+def measure_growth() -> dict[str, Any]:
+    """Measure and print models from one million to three billion parameters."""
+    results: dict[str, Any] = {}
     print("\ngrowth, global after, against AdamW fused")
     for millions in (1, 10, 100, 1000, 3000):
         shapes = (
@@ -383,15 +297,59 @@ def main() -> None:
         row = compare(shapes, torch.float32, 5, 20 if millions < 1000 else 5, ["global, after"])[
             "global, after"
         ]
-        results["cases"][f"growth {millions}M"] = row
+        results[f"growth {millions}M"] = row
         print(
             f"{millions:6} M parameters: {row['ms']:8.3f} ms against {row['peer_ms']:8.3f}, ratio "
             f"{row['ratio']:.3f}"
         )
+    return results
 
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--misses", action="store_true")
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        metavar="TEXT",
+        help="measure only the cases whose title contains one of these",
+    )
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("This benchmark needs a CUDA device.")
+    warnings.simplefilter("ignore")
+    if args.tune:
+        return tune()
+    if args.misses:
+        misses()
+        return None
+
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": fused.triton.__version__,
+        "python": platform.python_version(),
+    }
+    bandwidth = copy_bandwidth()
+    print(f"{machine}; device copy {bandwidth:.2f} TB/s")
+    missing = [name for name in ("apex FusedAdam", "torchao AdamW8bit") if name not in peers()]
+    print(f"not installed, therefore not measured: {', '.join(missing) or 'nothing'}")
+    results: dict[str, Any] = {
+        "machine": machine,
+        "copy_TB_per_s": bandwidth,
+        "not installed": missing,
+    }
+    results["cases"] = measure_cases(bandwidth, args.cases)
+    if args.cases:
+        return None
+    results["cases"] |= measure_growth()
     for title in ("GPT-2 124M", "GPT-2 XL 1.56B"):
         results[f"extra bytes, {title}"] = extra = extra_memory(SHAPES[title])
-        print(f"{title}: {extra:,} bytes held beyond what AdamW fused holds")
+        print(f"{title}: {extra:,} bytes more than AdamW fused uses")
         torch.cuda.empty_cache()
     results["share of steps with a second pass"] = misses()
     if args.json:

@@ -1,11 +1,12 @@
-"""What running runs as a study costs: wall time through the runner against the runs alone, and two
-workers against one.
+"""Measures the overhead of a study: its wall time compared with the same runs without the runner,
+and the throughput of two workers compared with one.
 
     python benchmarks/study.py [--runs 4] [--steps 1000]
 
-Prints the two ratios; starting the workers counts. Every run has one thread and is as long as those
-of the studies at `tiny`; half of the slow ways are measured before the fast one and half after it,
-so that a machine whose speed drifts favours none. It should be otherwise idle.
+It prints the two ratios. The time to start the workers counts. Every run has one thread and the
+length of the runs of the studies at `tiny`. Half of the slower cases are measured before the
+fastest one and half after it, so that a change of the machine's speed favours none. The machine
+should be idle otherwise.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ def study(scale, done):
 
 @contextlib.contextmanager
 def clock(name: str, into: dict[str, float]) -> Iterator[None]:
+    """Add the time of the block to ``into[name]``."""
     start = time.perf_counter()
     yield
     into[name] = into.get(name, 0.0) + time.perf_counter() - start
 
 
 def alone(config: Config, runs: int, folder: Path) -> None:
+    """Train the runs one after the other, without a study."""
     for cell in grid("AdamWN", config, seeds=range(runs)):
         assert train(cell.config, folder / str(cell.seed), cache=folder.parent / "data")
 
@@ -61,12 +64,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     times: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        config = base("tiny").with_(steps=asked.steps, device="cpu", eval_every=asked.steps)
+        config = base("tiny").with_(steps=arguments.steps, device="cpu", eval_every=arguments.steps)
         config.save(folder / "config.json")
         alone(config.with_(steps=50), 1, folder / "warm-up")  # prepares the data, fills the caches
 
@@ -80,17 +83,17 @@ def main() -> None:
                 == 0
             )
 
-        def slow_ways(when: str) -> list[tuple[str, Any]]:
-            half = asked.runs // 2
+        def slow_cases(when: str) -> list[tuple[str, Any]]:
+            half = arguments.runs // 2
             return [
                 ("alone", lambda: alone(config, half, folder / f"alone {when}")),
                 ("one worker", lambda: study(f"one {when}", 1, half)),
             ]
 
         for name, measured in [
-            *slow_ways("before"),
-            ("two workers", lambda: study("two", 2, asked.runs // 2 * 2)),
-            *reversed(slow_ways("after")),
+            *slow_cases("before"),
+            ("two workers", lambda: study("two", 2, arguments.runs // 2 * 2)),
+            *reversed(slow_cases("after")),
         ]:
             with clock(name, times):
                 measured()
@@ -99,15 +102,15 @@ def main() -> None:
         times["one worker"] / times["two workers"],
     )
     print(
-        f"{asked.runs} runs of {asked.steps} steps: "
+        f"{arguments.runs} runs of {arguments.steps} steps: "
         + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items())
     )
     print(f"wall time, study / runs alone: {overhead:.3f} (at most 1.05)")
     print(f"throughput, two workers / one: {speedup:.2f} (at least 1.7)")
-    if asked.json:
+    if arguments.json:
         command = (
-            f"python benchmarks/study.py --runs {asked.runs} --steps {asked.steps} --json "
-            f"{asked.json}"
+            f"python benchmarks/study.py --runs {arguments.runs} --steps {arguments.steps} --json "
+            f"{arguments.json}"
         )
         machine = {"cores": cores(), "torch": torch.__version__}
         found = {
@@ -117,7 +120,7 @@ def main() -> None:
             "speedup": speedup,
             "seconds": times,
         }
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

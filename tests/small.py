@@ -76,3 +76,8 @@ def total_norm(tensors) -> float:
             for t in tensors
         )
     )
+
+
+def matrices(model: nn.Module) -> list[Tensor]:
+    """The parameters of two or more dimensions."""
+    return [p for p in model.parameters() if p.dim() >= 2]

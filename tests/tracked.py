@@ -1,4 +1,7 @@
-"""Reading back what was tracked: TensorBoard's event files, and Weights & Biases' offline runs."""
+"""Reads what trackers wrote: event files of TensorBoard, and offline runs of Weights & Biases.
+
+Tests use it. It may not know about normcontrol.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every series in TensorBoard's folder, as TensorBoard itself reads it."""
+    """All series in a folder of TensorBoard, as TensorBoard reads them."""
     return {
         tag: [(e.step, e.value) for e in _accumulated(folder).Scalars(tag)]
         for tag in _accumulated(folder).Tags()["scalars"]
@@ -41,7 +44,7 @@ def _accumulated(folder: Path) -> Any:
 
 @contextlib.contextmanager
 def wandb_mode(mode: str) -> Iterator[None]:
-    """Weights & Biases with this WANDB_MODE: it reads the environment when its first run of a
+    """Set WANDB_MODE, and restart Weights & Biases, which reads it only when the first run of a
     process starts."""
     wandb = pytest.importorskip("wandb")
     with pytest.MonkeyPatch.context() as patch:
@@ -49,13 +52,13 @@ def wandb_mode(mode: str) -> Iterator[None]:
         patch.setenv("WANDB_SILENT", "true")
         wandb.teardown()
         yield
-        wandb.finish()  # Trainer leaves its run open
+        wandb.finish()  # Hugging Face's Trainer does not finish its run
         wandb.teardown()
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
-    """The logged rows of the offline runs in a folder: one object a call, read from the log that
-    `wandb sync` would send."""
+    """The logged rows of the offline runs in a folder, one for each call of ``log``, read from the
+    file that `wandb sync` would send."""
     from wandb.proto import wandb_internal_pb2
 
     rows = []
@@ -73,17 +76,17 @@ def history(folder: Path) -> list[dict[str, Any]]:
 
 
 def _records(log: bytes) -> list[bytes]:
-    """The records of a log in LevelDB's format: blocks of 32 KiB, in which a record may be in
+    """The records of a log in the format of LevelDB: blocks of 32 KiB. A record may be divided into
     several pieces."""
-    records, at, pending = [], 7, b""  # after the file's own header
+    records, at, pending = [], 7, b""  # after the header of the file
     while at + 7 <= len(log):
-        if 32768 - at % 32768 < 7:  # the rest of a block that is too short for a header
+        if 32768 - at % 32768 < 7:  # too short for a header: the rest of the block is padding
             at += 32768 - at % 32768
             continue
         _, length, kind = struct.unpack_from("<IHB", log, at)
         pending += log[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
+        if kind in (1, 4):  # a whole record, or the last piece of one
             records.append(pending)
             pending = b""
     return records

@@ -1,5 +1,5 @@
-"""Recipes converted: what is said to be equal is equal, in the prediction and, for AdamWN and
-AdamC, in a real training."""
+"""Tests of conversions between methods: the quantity that a recipe makes equal is equal in the
+predictions and, for AdamWN and AdamC, in a training run."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def plan():
 
 
 def updates(prediction, classes=None):
-    """lr / rms before every step, over some classes together, from the squares of the prediction
-    itself."""
-    kept = [c for c in prediction.classes if classes is None or c.weights.name in classes]
-    count = sum(c.weights.count for c in kept)
+    """lr divided by the rms before every step, over some classes together, from the squares of the
+    prediction."""
+    chosen = [c for c in prediction.classes if classes is None or c.weights.name in classes]
+    count = sum(c.weights.count for c in chosen)
     return [
-        x / math.sqrt(sum(c.weights.count * float(c.squares[t]) for c in kept) / count)
+        x / math.sqrt(sum(c.weights.count * float(c.squares[t]) for c in chosen) / count)
         for t, x in enumerate(LRS)
     ]
 
 
-def test_adamwn_of_equal_norm_or_update(plan):
+def test_adamwn_with_equal_norm_or_equal_updates(plan):
     norm, update = recipes.adamwn(plan), recipes.adamwn(plan, equal="update")
     assert norm.settings["ratio"] == linear(1.0, plan.ratio, steps=200)
     assert "the joint norm at the end" in norm.equates
@@ -58,12 +58,10 @@ def test_adamwn_of_equal_norm_or_update(plan):
         [plan.ratios[t] for t in (0, 1000, STEPS)]
     )
     assert "size of every update" in update.equates
-    AdamWN(
-        [nn.Parameter(torch.ones(2, 2))], lr=1e-3, **norm.settings
-    )  # they are AdamWN's own arguments
+    AdamWN([nn.Parameter(torch.ones(2, 2))], lr=1e-3, **norm.settings)  # accepts the settings
 
 
-def test_adamc_of_equal_norm_ends_at_the_same_norm(plan):
+def test_adamc_with_equal_norm_ends_at_the_same_norm(plan):
     decay = recipes.adamc(plan).settings["weight_decay"]
     assert predict.adamc(CLASSES, LRS, decay, constants=0.9).ratio == pytest.approx(
         plan.ratio, rel=1e-6
@@ -71,7 +69,7 @@ def test_adamc_of_equal_norm_ends_at_the_same_norm(plan):
     assert decay > 0.3 * 1.3  # since it decays less towards the end
 
 
-def test_adamc_of_equal_update_turns_as_much(plan):
+def test_adamc_with_equal_updates_has_the_same_mean_square_of_them(plan):
     recipe = recipes.adamc(plan, equal="update")
     other = predict.adamc(CLASSES, LRS, recipe.settings["weight_decay"], constants=0.9)
     ours, theirs = (math.sqrt(sum(u * u for u in updates(x))) for x in (other, plan))
@@ -79,7 +77,7 @@ def test_adamc_of_equal_update_turns_as_much(plan):
     assert "root mean square over the run" in recipe.equates
 
 
-def test_adamh_of_equal_update_has_the_hidden_matrices_relative_updates(plan):
+def test_adamh_with_equal_updates_has_the_relative_updates_of_the_hidden_matrices(plan):
     recipe = recipes.adamh(plan, beta1=0.9)
     wanted = [math.sqrt(0.1 / 1.9) * u for u in updates(plan, ("up", "down"))]
     given = recipe.settings["lr"]
@@ -95,13 +93,13 @@ def test_adamh_of_equal_update_has_the_hidden_matrices_relative_updates(plan):
     assert scaled == pytest.approx(end / start)
 
 
-def test_at_equilibrium_adamhs_learning_rate_is_kossons():
+def test_at_equilibrium_the_learning_rate_of_adamh_is_that_of_kosson():
     settled = predict.adamw([TensorClass("a", 1, 0.05)], 1e-3, 0.2, steps=30_000)
     given = recipes.adamh(settled).settings["lr"]
     assert given(30_000) == pytest.approx(math.sqrt(2 * 1e-3 * 0.2 * 0.1 / 1.9), rel=1e-3)
 
 
-def test_adam_on_noise_makes_updates_of_the_size_that_is_said():
+def test_updates_of_adam_on_noise_have_the_stated_size():
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.zeros(60, 60))
     adam = torch.optim.Adam([weight], lr=1e-3, betas=(0.9, 0.999))
@@ -114,7 +112,7 @@ def test_adam_on_noise_makes_updates_of_the_size_that_is_said():
     )
 
 
-def test_there_and_back_again(plan):
+def test_converting_back_gives_the_original_decay(plan):
     same = {"steps": STEPS, "constants": 0.9}
     from_adamwn = recipes.adamw(CLASSES, LRS, ratio=recipes.adamwn(plan).settings["ratio"], **same)
     assert from_adamwn.settings["weight_decay"] == pytest.approx(0.3, rel=1e-6)
@@ -124,14 +122,13 @@ def test_there_and_back_again(plan):
     assert from_adamc.settings["weight_decay"] == pytest.approx(0.3, rel=1e-6)
     hidden = predict.adamw(CLASSES[1:], LRS, 0.3, constants=0.9)
     at_end = recipes.adamh(hidden).settings["lr"](STEPS)
-    back = recipes.adamw(
-        CLASSES, LRS, adamh_lr=at_end * max(LRS) / LRS[-1], **same
-    )  # its peak, were its shape that of AdamW's
+    peak = at_end * max(LRS) / LRS[-1]  # of a schedule with the shape of AdamW's
+    back = recipes.adamw(CLASSES, LRS, adamh_lr=peak, **same)
     assert back.settings["weight_decay"] == pytest.approx(0.3, rel=0.01)
     assert "for the hidden matrices together" in back.equates
 
 
-def test_doubts_go_with_the_recipe():
+def test_a_recipe_has_the_doubts_of_its_prediction():
     with pytest.warns(UserWarning, match="tied to the head"):
         short = predict.adamw(SmallModel(), 1e-2, 0.1, steps=100)
     assert all(
@@ -149,7 +146,7 @@ def test_doubts_go_with_the_recipe():
     [
         (
             lambda plan: recipes.adamwn(plan, equal="loss"),
-            r"equal='loss' is not known: give 'norm' \(at the end\) or 'update'",
+            r"equal='loss' is not known. Give 'norm' \(the final norm\) or 'update'",
         ),
         (
             lambda plan: recipes.adamw(CLASSES, LRS),
@@ -164,19 +161,19 @@ def test_doubts_go_with_the_recipe():
             lambda plan: recipes.adamw(CLASSES, LRS, adamh_lr=0.0),
             r"adamh_lr=0.0: it is the relative size of an update",
         ),
-        (lambda plan: recipes.adamh(plan, beta1=1.0), r"beta1=1.0: Adam's momentum is in \[0, 1\)"),
+        (lambda plan: recipes.adamh(plan, beta1=1.0), r"beta1=1.0: it must be in \[0, 1\)"),
         (
             lambda plan: recipes.adamh(predict.adamw(CLASSES[:1], LRS, 0.3)),
-            r"no hidden matrices, to which AdamH belongs",
+            r"no hidden matrices, which AdamH would control",
         ),
     ],
 )
-def test_what_cannot_be_converted_is_refused_in_a_sentence(plan, call, sentence):
+def test_what_cannot_be_converted_is_refused_with_the_reason(plan, call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call(plan)
 
 
-# A real training: a small language model of normalised layers
+# Training runs of a small language model with normalised layers
 
 
 TEXT = torch.tensor(
@@ -190,8 +187,8 @@ PEAK, LENGTH = 5e-3, 500
 
 
 class Net(nn.Module):
-    """The next byte from the last four: three normalised layers, whose norms are compared, and a
-    head that is left alone."""
+    """Predicts the next byte from the last four: three normalised layers, whose norms are compared,
+    and a head that is not regularised."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +212,7 @@ class Net(nn.Module):
 
 @dataclass(frozen=True)
 class adamc_rate(lr_times):
-    """AdamC's ``factor * lr_t^2 / max(lr)``, written here from its definition."""
+    """The rate of AdamC by its definition, ``factor * lr_t^2 / max(lr)``."""
 
     def at(self, step: Any, group: dict[str, Any]) -> Any:
         return self.factor * group["lr"] ** 2 / PEAK
@@ -226,8 +223,8 @@ def rate_at(t: int) -> float:
 
 
 def learn(make):
-    """Train; returns the ratios at every 20th step and the effective decay of every step under
-    control."""
+    """Train, and return the trace of every 20th step, and the effective decay of every step if the
+    norm is controlled."""
     model, decays = Net(), []
     opt = make(model)
     norms = NormTrace(opt, every=20, angles=True)
@@ -252,15 +249,15 @@ def groups(model, decay, **control):
     ]
 
 
-def test_adamh_is_told_to_turn_as_much_as_adamw_turned():
+def test_the_learning_rate_of_adamh_is_the_angle_of_the_steps_of_adamw():
     weights = classes_of(Net().hidden)
     adamw, _ = learn(lambda m: torch.optim.AdamW(groups(m, 0.1), betas=(0.9, 0.95)))
     plan = predict.adamw(weights, rate_at, 0.1, steps=LENGTH, constants=predict.calibrate(adamw))
-    told = [recipes.adamh(plan).settings["lr"](t) for t in adamw.steps[1:]]
-    assert told[0] > 8 * told[-1]  # no constant would do
-    shares = [a / b for a, b in zip(told, adamw.angles, strict=True)]
-    assert sum(shares) / len(shares) == pytest.approx(1.0, abs=0.15)
-    assert max(max(shares), 1 / min(shares)) < 1.5  # single steps differ by chance
+    lrs = [recipes.adamh(plan).settings["lr"](t) for t in adamw.steps[1:]]
+    assert lrs[0] > 8 * lrs[-1]  # a constant would not do
+    quotients = [a / b for a, b in zip(lrs, adamw.angles, strict=True)]
+    assert sum(quotients) / len(quotients) == pytest.approx(1.0, abs=0.15)
+    assert max(max(quotients), 1 / min(quotients)) < 1.5  # single steps differ by chance
 
 
 def test_adamwn_at_a_constant_ratio_is_adamc_at_the_predicted_decay():
@@ -270,9 +267,7 @@ def test_adamwn_at_a_constant_ratio_is_adamc_at_the_predicted_decay():
     count = sum(c.count for c in weights)
     mean = sum(c.count * constants[c.name].value for c in weights) / count
     square = sum(c.count * c.rms**2 for c in weights) / count
-    decay = (
-        mean * PEAK / (2 * square)
-    )  #                     lam_t = C lr_t / (2 rms^2), at the peak
+    decay = mean * PEAK / (2 * square)  # lambda_t = C lr_t / (2 rms^2), at the peak
     assert decay == pytest.approx(
         predict.decay_for(weights, 1.0, rate_at, steps=LENGTH, constants=constants, method="AdamC"),
         rel=0.05,
@@ -292,11 +287,11 @@ def test_adamwn_at_a_constant_ratio_is_adamc_at_the_predicted_decay():
     adamc, _ = learn(adamc_)
     free, _ = learn(lambda m: torch.optim.AdamW(groups(m, 1e-12), betas=(0.9, 0.95)))
     assert adamc.ratios == pytest.approx(adamwn.ratios, rel=0.025)  # the same trajectory
-    assert free.ratios[-1] > 1.1  # which is not that of weights left alone
-    # And AdamWN chose AdamC's decay by itself: lam_t * lr_t is in proportion to lr_t^2, while there
-    # is much to take back.
-    for part in (range(50, 200), range(200, 350)):
-        own = sum(decays[t] * rate_at(t + 1) for t in part) / sum(
-            rate_at(t + 1) ** 2 / PEAK for t in part
+    assert free.ratios[-1] > 1.1  # without regularisation the weights grow
+    # The effective decay of AdamWN is that of AdamC: lambda_t * lr_t is proportional to lr_t^2, while
+    # the steps are large.
+    for steps in (range(50, 200), range(200, 350)):
+        own = sum(decays[t] * rate_at(t + 1) for t in steps) / sum(
+            rate_at(t + 1) ** 2 / PEAK for t in steps
         )
         assert own == pytest.approx(decay, rel=0.2)

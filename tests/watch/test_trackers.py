@@ -1,5 +1,5 @@
-"""What is logged is what the controller saw, in every tracker, and TensorBoard draws norms against
-their targets."""
+"""Tests of the trackers: JSONL, TensorBoard and Weights & Biases log the values of ``norms()``, and
+TensorBoard draws norms with their targets."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_rows_are_logged_as_the_joint_numbers_of_their_tensor():
     )
 
 
-def test_the_optimizer_is_found_in_what_frameworks_wrap_around_it(opt):
+def test_the_optimizer_is_found_inside_the_wrappers_of_frameworks(opt):
     class Wrapper:
         def __init__(self, optimizer):
             self.optimizer = optimizer
@@ -71,7 +71,7 @@ def test_jsonl_appends_a_line_for_each_call(tmp_path, opt):
     assert lines == [{"step": step, "loss": 0.5, "device": "cpu", **values(opt)} for step in (1, 2)]
 
 
-def test_tensorboard_draws_the_norm_against_its_target(tmp_path, opt):
+def test_tensorboard_draws_the_norm_with_its_target(tmp_path, opt):
     tracker = TensorBoard(tmp_path)
     tracker.log(1, {"loss": 0.5, "device": "cpu"})
     for step in (1, 2):
@@ -85,13 +85,13 @@ def test_tensorboard_draws_the_norm_against_its_target(tmp_path, opt):
     assert charts(tmp_path) == {"norm/global": ["^norm/global$", "^norm/global/target$"]}
 
 
-def test_tensorboard_hides_what_an_interrupted_run_had_logged_beyond_its_checkpoint(tmp_path):
+def test_tensorboard_hides_what_an_interrupted_run_logged_after_its_checkpoint(tmp_path):
     for start, steps in ((0, range(6)), (3, range(3, 8))):
         tracker = TensorBoard(tmp_path, start=start)
         for step in steps:
             tracker.log(step, {"loss": float(10 * start + step)})
         tracker.close()
-        time.sleep(1.1)  # event files are read in the order of their names, which tell the second
+        time.sleep(1.1)  # event files are read in the order of their names: times in seconds
     assert scalars(tmp_path)["loss"] == [
         (0, 0.0),
         (1, 1.0),
@@ -100,7 +100,7 @@ def test_tensorboard_hides_what_an_interrupted_run_had_logged_beyond_its_checkpo
     ]
 
 
-def test_names_are_no_patterns_in_the_layout():
+def test_names_are_escaped_in_the_patterns_of_the_layout():
     names = ["norm/h.0.weight", "norm/h.0.weight/target"]
     (drawn,) = layout(names).values()
     assert drawn == {
@@ -114,10 +114,10 @@ def test_wandb_offline(tmp_path, opt):
         tracker = WandB("project", dir=str(tmp_path))
         for step in (1, 2):
             tracker.log(step, {"loss": 0.5, "device": "cpu", **values(opt)})
-        guest = WandB()  # in the run that is active
-        guest.log(3, {"loss": 0.25})
-        guest.close()
-        tracker.log(4, {"loss": 0.125})  # which a guest does not end
+        second = WandB()  # uses the active run, and does not end it
+        second.log(3, {"loss": 0.25})
+        second.close()
+        tracker.log(4, {"loss": 0.125})
         tracker.close()
     rows = history(tmp_path)
     assert [(row["_step"], row["loss"]) for row in rows] == [
@@ -130,7 +130,7 @@ def test_wandb_offline(tmp_path, opt):
     assert "device" not in rows[0]
 
 
-def test_wandb_that_cannot_start_says_how_to_go_without_it(tmp_path, monkeypatch):
+def test_the_error_of_wandb_says_how_to_log_offline(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
 
     def refuse(**_):
@@ -139,7 +139,7 @@ def test_wandb_that_cannot_start_says_how_to_go_without_it(tmp_path, monkeypatch
     monkeypatch.setattr(wandb, "init", refuse)
     with pytest.raises(
         RuntimeError,
-        match=r"No API key configured\. To log to this machine's disk alone, set WANDB_MODE=offline",
+        match=r"No API key configured\. To log to the local disk only, set WANDB_MODE=offline",
     ):
         WandB("project", dir=str(tmp_path))
 
@@ -147,7 +147,9 @@ def test_wandb_that_cannot_start_says_how_to_go_without_it(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("module", "make"), [("tensorboard", lambda to: TensorBoard(to)), ("wandb", lambda to: WandB())]
 )
-def test_a_tracker_that_is_not_installed_is_a_sentence(module, make, tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_an_error_with_the_command_to_install_it(
+    module, make, tmp_path, monkeypatch
+):
     for loaded in [
         name
         for name in sys.modules
@@ -156,7 +158,7 @@ def test_a_tracker_that_is_not_installed_is_a_sentence(module, make, tmp_path, m
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        ModuleNotFoundError, match=f"was asked for, but is not installed: pip install {module}"
+        ModuleNotFoundError, match=f"was requested, but is not installed: pip install {module}"
     ):
         make(tmp_path)
 

@@ -1,8 +1,8 @@
-"""Classes of tensors: those that play the same part in every layer, such as all the ``c_fc`` of a
-GPT.
+"""Classes of tensors: the tensors with the same function in every layer, such as all ``c_fc`` of a
+GPT. Predictions, calibrations and tables of norms are made by class.
 
-A class is what a prediction, a calibration or a table of norms speaks of. Tensors are sorted into
-classes by name, shape and group; what is done with them is said elsewhere.
+Tensors are sorted into classes by name, shape and group. This file may not know how classes are
+used.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ from normcontrol.scope import SCOPES
 
 @dataclass(frozen=True)
 class TensorClass:
-    """Regularised tensors of one kind: how many weights they have together, and the root mean
-    square of these at the start.
+    """A class of regularised tensors.
 
-    ``tied``: an embedding that is the output head as well. ``hidden``: not an embedding. ``group``:
-    the optimizer's group that they are in, with its ``lr`` and ``weight_decay`` where it has them.
+    Attributes:
+        name: the name of the class.
+        count: the number of weights in all tensors of the class.
+        rms: the root mean square of the weights.
+        tied: True for an embedding that is also the output head.
+        hidden: True if the tensors are not embeddings.
+        group: the index of their parameter group.
+        lr: the learning rate of the group, if it has one.
+        weight_decay: the weight decay of the group, if it has one.
     """
 
     name: str
@@ -44,8 +50,8 @@ class TensorClass:
 
 
 def class_names(names: Sequence[str], params: Sequence[Tensor]) -> list[str]:
-    """The class of every tensor: its name without the numbers of layers, with its shape where one
-    such name has several.
+    """The name of the class of every tensor: its own name with ``*`` for numbers, and its shape if
+    tensors of several shapes would have the same name.
 
     >>> linears = [torch.ones(4, 2), torch.ones(4, 2), torch.ones(2, 4)]
     >>> class_names(["h.0.up.weight", "h.1.up.weight", "h.0.down.weight"], linears)
@@ -68,8 +74,8 @@ def class_names(names: Sequence[str], params: Sequence[Tensor]) -> list[str]:
 
 
 def sort_members(members: Sequence[Members]) -> list[tuple[str, int, list[int]]]:
-    """The classes of the members of all groups: name, group, and which of all the tensors they are.
-    No two have the same name."""
+    """The classes of the members of all groups: name, group, and indices of the tensors. Names are
+    unique."""
     labels = class_names(
         [n for m in members for n in m.names], [p for m in members for p in m.params]
     )
@@ -85,8 +91,8 @@ def sort_members(members: Sequence[Members]) -> list[tuple[str, int, list[int]]]
 
 
 def regularised(optimizer: Optimizer) -> list[Members]:
-    """The tensors of every group that the optimizer regularises, decided as AdamWN decides who is
-    controlled."""
+    """The tensors of every group that the optimizer regularises: those that AdamWN would
+    control."""
     marks = marks_of_decay(optimizer.param_groups, optimizer.defaults.get("weight_decay", 0.0))
     return members_of(
         [
@@ -99,64 +105,45 @@ def regularised(optimizer: Optimizer) -> list[Members]:
 def classes_of(
     weights: nn.Module | Optimizer | Iterable[TensorClass], tied: Sequence[str] = ()
 ) -> list[TensorClass]:
-    """The classes of what a model or an optimizer regularises, with their present size; given
-    classes stay as they are.
+    """The classes of the regularised tensors of a model or an optimizer, with their current rms. A
+    list of classes is returned unchanged.
 
-    Of a model these are the trained tensors of two or more dimensions. An embedding is seen to be
-    tied if the model holds its weight under two names; one that is used as the head by hand must be
-    named in ``tied`` (``*`` and ``?`` as in file names).
+    In a model, the regularised tensors are the trained ones of two or more dimensions. An embedding
+    is recognised as tied if the model has its weight under two names. If the model uses it as the
+    head in another way, it must be named in ``tied`` (``*`` and ``?`` as in file names).
 
-    >>> model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 16, bias=False))
-    >>> model[3].weight = model[0].weight
+    >>> head = nn.Linear(8, 16, bias=False)
+    >>> model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 8), head)
+    >>> head.weight = model[0].weight
     >>> [(c.name, c.count, c.tied) for c in classes_of(model)]
     [('*.weight 16x8', 128, True), ('*.weight 8x8', 128, False)]
     """
     groups: list[dict[str, Any]] = [{}]
-    twice: set[int] = set()
     embeddings: set[int] = set()
+    tied_ids: set[int] = set()
     if isinstance(weights, nn.Module):
-        kept = [
-            (n, p)
-            for n, p in weights.named_parameters()
-            if p.requires_grad and p.dim() >= 2 and p.numel()
-        ]
-        members = [Members([n for n, _ in kept], [p for _, p in kept])]
-        every = [id(p) for _, p in weights.named_parameters(remove_duplicate=False)]
-        embeddings = {id(m.weight) for m in weights.modules() if isinstance(m, nn.Embedding)}
-        twice = {i for i in embeddings if every.count(i) > 1}
+        members, embeddings, tied_ids = _members_of_model(weights)
     elif isinstance(weights, Optimizer):
         groups, members = weights.param_groups, regularised(weights)
     else:
         given = list(weights)
         if not all(isinstance(c, TensorClass) for c in given):
             raise TypeError(
-                "Give a model, an optimizer, or a list of TensorClass(name, count, rms): there is "
-                "nothing else to predict for."
+                "Give a model, an optimizer, or a list of TensorClass(name, count, rms). Nothing "
+                "else is accepted."
             )
-        _refuse_nothing(given)
+        _check_not_empty(given)
         return given
     names, params = [n for m in members for n in m.names], [p for m in members for p in m.params]
-    _refuse_nothing(params)
-    for name, p in zip(names, params, strict=True):
-        if p.is_meta:
-            raise ValueError(
-                f"{name} is on the meta device, so it has no norm yet. Initialise the model first, "
-                "or give TensorClass(name, count, rms) "
-                "for each kind of tensor."
-            )
-    for pattern in tied:
-        if not fnmatch.filter(names, pattern):
-            raise ValueError(
-                f"tied={pattern!r} matches no regularised tensor; the names are such as "
-                f"{', '.join(names[:3])}."
-            )
+    _check_not_empty(params)
+    _check_tensors(names, params, tied)
     with torch.no_grad():
         norms = whole_norms(params, SCOPES["global"], Sharing(params)).tolist()
     found = []
     for label, group, indices in sort_members(members):
         count = sum(params[i].numel() for i in indices)
         is_tied = any(
-            id(params[i]) in twice or any(fnmatch.fnmatchcase(names[i], t) for t in tied)
+            id(params[i]) in tied_ids or any(fnmatch.fnmatchcase(names[i], t) for t in tied)
             for i in indices
         )
         lr, decay = (
@@ -169,10 +156,38 @@ def classes_of(
     return found
 
 
-def _refuse_nothing(found: Sequence[Any]) -> None:
+def _members_of_model(model: nn.Module) -> tuple[list[Members], set[int], set[int]]:
+    """The regularised tensors of a model, the ids of its embeddings, and the ids of those that it
+    has under two names."""
+    found = [
+        (n, p)
+        for n, p in model.named_parameters()
+        if p.requires_grad and p.dim() >= 2 and p.numel()
+    ]
+    ids = [id(p) for _, p in model.named_parameters(remove_duplicate=False)]
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    tied = {i for i in embeddings if ids.count(i) > 1}
+    return [Members([n for n, _ in found], [p for _, p in found])], embeddings, tied
+
+
+def _check_tensors(names: Sequence[str], params: Sequence[Tensor], tied: Sequence[str]) -> None:
+    for name, p in zip(names, params, strict=True):
+        if p.is_meta:
+            raise ValueError(
+                f"{name} is on the meta device, so it has no norm yet. Initialise the model first, "
+                "or give TensorClass(name, count, rms) for each class of tensors."
+            )
+    for pattern in tied:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(
+                f"tied={pattern!r} matches no regularised tensor. Names are, for example, "
+                f"{', '.join(names[:3])}."
+            )
+
+
+def _check_not_empty(found: Sequence[Any]) -> None:
     if not found:
         raise ValueError(
             "Nothing is regularised: no trained tensor has two or more dimensions in a group that "
-            "is decayed. Give a model, or an "
-            "optimizer, with weights whose norm can be predicted."
+            "is decayed. Give a model or an optimizer with such tensors."
         )

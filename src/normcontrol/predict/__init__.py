@@ -1,17 +1,12 @@
-"""Predict the norm that AdamW will reach, without a run: the random-walk model, its calibration,
-and recipes."""
+"""Predicts the norm that AdamW will reach, without a run: the random-walk model, its calibration,
+and recipes that convert settings between methods. Nothing in this folder may know about training.
+"""
 
 from normcontrol.groups.classes import TensorClass, classes_of
 from normcontrol.predict.calibration import Constant, Constants, calibrate
 from normcontrol.predict.learning_rates import LearningRate, learning_rates
-from normcontrol.predict.random_walk import (
-    ClassPrediction,
-    Prediction,
-    Weights,
-    adamc,
-    adamw,
-    decay_for,
-)
+from normcontrol.predict.prediction import ClassPrediction, Prediction
+from normcontrol.predict.random_walk import Weights, adamc, adamw, decay_for
 
 __all__ = [
     "ClassPrediction",

@@ -1,5 +1,6 @@
-"""The learning rate of every step of a run that has not been run, from whatever form people have it
-in."""
+"""The learning rate of every step of a planned run, from a number, a function, a list, a schedule
+or a scheduler of torch. It may not know what the learning rates are used for.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from normcontrol.schedule import Schedule, custom, lr_times
 
 LearningRate = float | Tensor | Callable[[int], float] | Sequence[float] | Schedule | LRScheduler
-"""A number, a function of the step (1, 2, ...), one number for every step, a schedule of ours, or
-one of torch's schedulers."""
+"""A number, a function of the step (1, 2, ...), one number for every step, a schedule of
+normcontrol, or a learning rate scheduler of torch."""
 
 
 def learning_rates(lr: LearningRate, steps: int | None) -> list[list[float]]:
-    """The learning rates of steps 1, 2, ... ``steps``: one list for all groups, or one for each
-    group of a scheduler's optimizer.
+    """The learning rates of steps 1, 2, ... ``steps``: one list for all groups, or for a scheduler
+    one list for each group of its optimizer.
 
     >>> learning_rates([0.1, 0.2], steps=None)
     [[0.1, 0.2]]
@@ -30,29 +31,28 @@ def learning_rates(lr: LearningRate, steps: int | None) -> list[list[float]]:
     >>> learning_rates(torch.optim.lr_scheduler.LambdaLR(sgd, lambda i: 1 / (i + 1)), steps=4)
     [[0.4, 0.2, 0.13333333333333333, 0.1]]
     """
-    if getattr(lr, "ndim", 0) == 1:  # NumPy's arrays, and tensors
+    if getattr(lr, "ndim", 0) == 1:  # tensors and NumPy arrays
         lr = lr.tolist()  # type: ignore[union-attr]
     if steps is None and isinstance(lr, Sequence):
         steps = len(lr)
     if steps is None or steps != int(steps) or steps < 1:
         raise ValueError(
-            f"steps={steps}: a horizon is a whole number of steps, 1 or more. Say how long the run "
-            "will be."
+            f"steps={steps}: it is the length of the run, a whole number of steps, 1 or more. Give "
+            "such a number."
         )
     rates = _rates(lr, int(steps))
     for one in rates:
         for step, value in enumerate(one, 1):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(
-                    f"The learning rate is {value} at step {step}: it must be a number, 0 or more. "
-                    "Mend the schedule."
+                    f"The learning rate is {value} at step {step}: it must be finite, and 0 or "
+                    "more. Correct the schedule."
                 )
     if not any(map(any, rates)):
         raise ValueError(
-            f"The learning rate is 0 at every one of the {int(steps):,} steps: no weight would "
-            "move, and no norm follows from that. "
-            "Give the learning rates of the run; a function gets the steps 1, 2, ... and returns "
-            "the rate itself."
+            f"The learning rate is 0 at all {int(steps):,} steps, so no weight would change. Give "
+            "the learning rates of the run. A function is called with the steps 1, 2, ... and "
+            "returns the learning rate, not a multiplier."
         )
     return rates
 
@@ -64,16 +64,16 @@ def _rates(lr: LearningRate, steps: int) -> list[list[float]]:
         lr = lr.function
     if isinstance(lr, lr_times):
         raise ValueError(
-            f"lr={lr!r} follows the learning rate, and so cannot be it. Give the learning rate's "
-            "own schedule."
+            f"lr={lr!r} is a multiple of the learning rate, so it cannot define the learning rate. "
+            "Give the schedule of the learning rate."
         )
     if isinstance(lr, Schedule):
         return [lr.value(torch.arange(1, steps + 1, dtype=torch.float64)).tolist()]
     if isinstance(lr, Sequence):
         if len(lr) < steps:
             raise ValueError(
-                f"lr holds {len(lr)} learning rates, but the run has {steps} steps: give one for "
-                "every step."
+                f"lr contains {len(lr)} learning rates, but the run has {steps} steps. Give one "
+                "for every step."
             )
         return [[float(value) for value in lr[:steps]]]
     if callable(lr) and not isinstance(lr, Tensor):
@@ -82,25 +82,24 @@ def _rates(lr: LearningRate, steps: int) -> list[list[float]]:
 
 
 def _simulated(scheduler: LRScheduler, steps: int) -> list[list[float]]:
-    """What a scheduler would do from here on. A copy does it, to a stand-in for its optimizer
-    without any weights."""
+    """The learning rates that a scheduler will set from now on. They are computed with a copy of
+    the scheduler and an optimizer without weights, so that the scheduler does not advance."""
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ValueError(
-            "ReduceLROnPlateau follows the loss, which nobody knows before the run. Give the "
+            "ReduceLROnPlateau depends on the loss, which is not known before the run. Give the "
             "learning rates that you expect."
         )
     groups: list[dict[str, Any]] = scheduler.optimizer.param_groups
-    stand_in = torch.optim.SGD([{"params": [torch.zeros(())]} for _ in groups], lr=0.0)
-    for ours, theirs in zip(stand_in.param_groups, groups, strict=True):
-        ours.update({key: copy.deepcopy(value) for key, value in theirs.items() if key != "params"})
-    twin = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
+    optimizer = torch.optim.SGD([{"params": [torch.zeros(())]} for _ in groups], lr=0.0)
+    for own, group in zip(optimizer.param_groups, groups, strict=True):
+        own.update({key: copy.deepcopy(value) for key, value in group.items() if key != "params"})
+    simulated = copy.deepcopy(scheduler, {id(scheduler.optimizer): optimizer})
     rates: list[list[float]] = [[] for _ in groups]
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # that no optimizer steps between the steps of the scheduler
+        # torch warns if the optimizer does not step between two steps of the scheduler.
+        warnings.simplefilter("ignore")
         for _ in range(steps):
-            for kept, group in zip(rates, stand_in.param_groups, strict=True):
-                kept.append(float(group["lr"]))
-            twin.step()
+            for values, group in zip(rates, optimizer.param_groups, strict=True):
+                values.append(float(group["lr"]))
+            simulated.step()
     return rates

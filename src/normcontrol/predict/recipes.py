@@ -1,9 +1,9 @@
-"""Recipes in other methods' words: what AdamW's decay is as a ratio for AdamWN, a decay for AdamC,
-a learning rate for AdamH, and back.
+"""Converts settings between methods: the decay of AdamW to a ratio for AdamWN, a decay for AdamC or
+a learning rate for AdamH, and back. It may not know how these methods are implemented.
 
-No two of these methods are the same, so a recipe can be translated only up to what is held equal:
-the norm at the end, or the size of the updates relative to the weights. Every :class:`Recipe` says
-which. All of it rests on :mod:`normcontrol.predict`.
+No two of these methods are equivalent, so only one quantity can be made equal: the final norm, or
+the size of the updates relative to the weights. Every :class:`Recipe` says which. The conversions
+use the predictions of :mod:`normcontrol.predict`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ import torch
 from torch import Tensor
 
 from normcontrol.groups.classes import classes_of
-from normcontrol.predict import random_walk as predict
+from normcontrol.predict import random_walk
+from normcontrol.predict.calibration import Constant, Constants
 from normcontrol.predict.learning_rates import LearningRate
-from normcontrol.predict.random_walk import Constants, Prediction, Weights
+from normcontrol.predict.prediction import ClassPrediction, Prediction
+from normcontrol.predict.random_walk import Weights, decay_for, decays, solve, walk
 from normcontrol.schedule import Schedule, trace
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a method, and in what they equal the recipe they were made from. The learning
-    rate stays, unless they have one."""
+    """The settings of a method that replaces another one.
+
+    Attributes:
+        method: the name of the method.
+        settings: its arguments. If they contain no learning rate, it stays the same.
+        equates: which quantity is equal under both methods.
+        doubts: reasons why the conversion may be wrong.
+    """
 
     method: str
     settings: dict[str, Any] = field(hash=False)
@@ -46,8 +54,11 @@ class Recipe:
 
 
 def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
-    """AdamWN in place of a predicted AdamW: ``AdamWN(params, lr=lr, **adamwn(plan).settings)``.
+    """Settings of AdamWN that replace a predicted AdamW: ``AdamWN(params, lr=lr,
+    **adamwn(plan).settings)``. ``equal="norm"`` makes the final norm equal, ``equal="update"`` the
+    norm at every step.
 
+    >>> from normcontrol import predict
     >>> plan = predict.adamw([predict.TensorClass("matrices", 1000, 0.02)], 1e-3, 0.1, steps=10_000)
     >>> print(adamwn(plan))
     AdamWN(ratio=linear(start=1.0, end=3.308..., steps=500))
@@ -69,11 +80,12 @@ def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
 
 
 def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
-    """AdamC in place of a predicted AdamW: the ``weight_decay`` of its rule ``weight_decay * lr_t^2
-    / max(lr)``.
+    """Settings of AdamC that replace a predicted AdamW: the ``weight_decay`` of its rule
+    ``weight_decay * lr_t^2 / max(lr)``. At a constant learning rate the two methods are the same.
 
+    >>> from normcontrol import predict
     >>> plan = predict.adamw([predict.TensorClass("matrices", 1000, 0.02)], 1e-3, 0.1, steps=10_000)
-    >>> round(adamc(plan).settings["weight_decay"], 6)     # at a constant learning rate the two are the same
+    >>> round(adamc(plan).settings["weight_decay"], 6)
     0.1
     """
     if _known(equal) == "norm":
@@ -83,8 +95,8 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
         )
     rates = torch.tensor(_rates(plan), dtype=torch.float64)
 
-    def stillness(decay: float) -> float:
-        kept, noise = predict.walk(rates, predict.decays("AdamC", rates, decay))
+    def inverse_update(decay: float) -> float:
+        kept, noise = walk(rates, decays("AdamC", rates, decay))
         return 1 / _root_mean_square(
             _relative_updates(
                 plan,
@@ -94,20 +106,20 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
         )
 
     wanted = _root_mean_square(_relative_updates(plan, plan.classes))
-    decay = predict.solve(
-        stillness, 1 / wanted, 1 / float(rates.max()), "AdamC so large a relative update"
+    decay = solve(
+        inverse_update, 1 / wanted, 1 / float(rates.max()), "AdamC so large a relative update"
     )
     same = "the size of the updates relative to the joint norm, as a root mean square over the run"
     return Recipe("AdamC", {"weight_decay": decay}, same, plan.doubts)
 
 
 def adamh(plan: Prediction, equal: str = "update", beta1: float = 0.9) -> Recipe:
-    """AdamH (Hyperball) in place of a predicted AdamW, for the hidden matrices, to which it
-    belongs.
+    """Settings of AdamH (Hyperball) that replace a predicted AdamW, for the hidden matrices, which
+    are those that AdamH controls.
 
-    Its norms stay what they are and every update is ``lr`` times as long as the weights. Adam's is
-    ``sqrt((1 - beta1) / (1 + beta1)) * lr / rms`` as long, if the gradients of different steps are
-    independent (Kosson, 2023).
+    AdamH keeps the norm constant, and the norm of every update is ``lr`` times that of the weights.
+    Under Adam it is ``sqrt((1 - beta1) / (1 + beta1)) * lr / rms`` times that of the weights, if
+    the gradients of different steps are independent (Kosson, 2023).
     """
     classes = _hidden(plan)
     update = update_size(beta1) * _relative_updates(plan, classes)
@@ -121,8 +133,8 @@ def adamh(plan: Prediction, equal: str = "update", beta1: float = 0.9) -> Recipe
         )
         settings["init_scale"] = math.sqrt(end / start)
         same += (
-            ", and their norm at the end, if they are multiplied by init_scale before "
-            "training: AdamH keeps it"
+            ", and their norm at the end, if they are multiplied by init_scale before training, "
+            "since AdamH keeps it constant"
         )
     return Recipe("AdamH", settings, same, plan.doubts)
 
@@ -138,13 +150,14 @@ def adamw(
     beta1: float = 0.9,
     constants: Constants = 1.0,
 ) -> Recipe:
-    """AdamW in place of AdamWN (give its ``ratio``), AdamC (its decay) or AdamH (its peak learning
-    rate); ``lr`` is AdamW's own.
+    """Settings of AdamW that replace AdamWN (give its ``ratio``), AdamC (its decay) or AdamH (its
+    peak learning rate). ``lr`` is the learning rate of AdamW.
 
-    AdamWN's and AdamC's norm at the end is held equal. Of AdamH, whose learning rate is taken to
-    have the same shape as ``lr``, it is the relative size of the updates at the end, over the
-    hidden matrices.
+    For AdamWN and AdamC the final norm is made equal. For AdamH it is the relative size of the
+    updates of the hidden matrices at the end; its learning rate is assumed to have the shape of
+    ``lr``.
 
+    >>> from normcontrol import predict
     >>> recipe = adamw([predict.TensorClass("matrices", 1000, 0.02)], 1e-3, steps=10_000, ratio=3.0)
     >>> print(recipe)
     AdamW(weight_decay=0.129...)
@@ -153,18 +166,18 @@ def adamw(
     given = [x for x in (ratio, adamc_decay, adamh_lr) if x is not None]
     if len(given) != 1:
         raise ValueError(
-            f"{len(given)} of ratio=, adamc_decay= and adamh_lr= were given: give the one that the "
-            "recipe to be replaced has."
+            f"{len(given)} of ratio=, adamc_decay= and adamh_lr= were given. Give exactly one: "
+            "that of the method to be replaced."
         )
     if adamh_lr is not None and not adamh_lr > 0:
         raise ValueError(
-            f"adamh_lr={adamh_lr}: it is the relative size of an update, a number above 0."
+            f"adamh_lr={adamh_lr}: it is the relative size of an update. Give a number above 0."
         )
     found = [c for c in classes_of(weights) if c.hidden or adamh_lr is None]
     same = "the joint norm at the end, {:.4g} times the initial one"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is doubtful is said of the result
-        free = predict.adamw(found, lr, 0.0, steps=steps, constants=constants)
+        warnings.simplefilter("ignore")  # the final prediction below warns
+        free = random_walk.adamw(found, lr, 0.0, steps=steps, constants=constants)
         if adamh_lr is not None:
             rms = update_size(beta1) * max(map(max, free.lrs)) / adamh_lr
             end = rms / math.sqrt(
@@ -176,29 +189,29 @@ def adamw(
             )
             same += "the initial one"
         elif adamc_decay is not None:
-            end = predict.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
+            end = random_walk.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
         else:
             end = float(ratio(free.steps) if isinstance(ratio, Schedule) else ratio)  # type: ignore[arg-type]
-        decay = predict.decay_for(found, end, lr, steps=steps, constants=constants)
-    doubts = predict.adamw(found, lr, decay, steps=steps, constants=constants).doubts
+        decay = decay_for(found, end, lr, steps=steps, constants=constants)
+    doubts = random_walk.adamw(found, lr, decay, steps=steps, constants=constants).doubts
     return Recipe("AdamW", {"weight_decay": decay}, same.format(end), doubts)
 
 
 def update_size(beta1: float) -> float:
-    """The root mean square of Adam's update at learning rate 1, for independent gradients: momentum
-    averages some of them away."""
+    """The root mean square of Adam's update at a learning rate of 1, for independent gradients. It
+    is below 1 because momentum averages them."""
     if not 0 <= beta1 < 1:
-        raise ValueError(f"beta1={beta1}: Adam's momentum is in [0, 1).")
+        raise ValueError(f"beta1={beta1}: it must be in [0, 1).")
     return math.sqrt((1 - beta1) / (1 + beta1))
 
 
 def _relative_updates(
     plan: Prediction,
-    classes: Sequence[predict.ClassPrediction],
+    classes: Sequence[ClassPrediction],
     squares: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """lr_t / rms of the weights before step t, over some classes together, for steps 1, 2, ...;
-    with other mean squares, if given."""
+    """lr_t divided by the rms of the weights before step t, for steps 1, 2, ..., over some classes
+    together. ``squares`` replaces the predicted mean squares."""
     squares = [c.squares for c in classes] if squares is None else squares
     moved = [
         c.weights.count * torch.tensor(plan.lrs[c.weights.group], dtype=torch.float64).square()
@@ -215,8 +228,8 @@ def _root_mean_square(values: Tensor) -> float:
 def _decay_for(plan: Prediction, ratio: float, method: str) -> float:
     weights = [c.weights for c in plan.classes]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is doubtful has been said of the plan
-        return predict.decay_for(
+        warnings.simplefilter("ignore")  # the plan contains the doubts already
+        return decay_for(
             weights,
             ratio,
             _rates(plan),
@@ -227,43 +240,47 @@ def _decay_for(plan: Prediction, ratio: float, method: str) -> float:
 
 
 def _rates(plan: Prediction) -> list[float]:
+    """The learning rates, which must be the same in all groups."""
     used = [plan.lrs[g] for g in sorted({c.weights.group for c in plan.classes})]
     if any(one != used[0] for one in used):
         raise ValueError(
-            "The groups have different learning rates, for which AdamC has no one decay. Convert "
-            "each group's recipe by itself."
+            "The groups have different learning rates, so that one decay for AdamC is not enough. "
+            "Convert each group separately."
         )
     return used[0]
 
 
-def _constants(plan: Prediction) -> dict[str, predict.Constant]:
+def _constants(plan: Prediction) -> dict[str, Constant]:
     return {c.weights.name: c.constant for c in plan.classes}
 
 
-def _hidden(plan: Prediction) -> list[predict.ClassPrediction]:
+def _hidden(plan: Prediction) -> list[ClassPrediction]:
     found = [c for c in plan.classes if c.weights.hidden]
     if not found:
         raise ValueError(
-            "The recipe has no hidden matrices, to which AdamH belongs: all of its weights are "
-            "embeddings."
+            "There are no hidden matrices, which AdamH would control: all weights are embeddings. "
+            "Give a model or an optimizer with other matrices."
         )
     return found
 
 
-def _sizes(classes: Sequence[predict.ClassPrediction]) -> tuple[list[float], list[float]]:
+def _sizes(classes: Sequence[ClassPrediction]) -> tuple[list[float], list[float]]:
+    """The initial and the final rms of every class."""
     return [c.weights.rms for c in classes], [c.rms for c in classes]
 
 
 def _known(equal: str) -> str:
+    """Check the argument ``equal``."""
     if equal not in ("norm", "update"):
         raise ValueError(
-            f"equal={equal!r} is not known: give 'norm' (at the end) or 'update' (relative to the "
-            "weights)."
+            f"equal={equal!r} is not known. Give 'norm' (the final norm) or 'update' (the size of "
+            "the updates relative to the weights)."
         )
     return equal
 
 
 def _short(value: Any) -> str:
+    """A setting as text, with four digits."""
     if isinstance(value, trace):
         return (
             f"trace of {len(value.values)} points from {value.values[0]:.4g} to "

@@ -1,2 +1,4 @@
-"""Norms over time: traces, the report, averages of weights, and loggers. Nothing here changes how a
-step is made."""
+"""Norms over time: traces, the report, averages of weights, and trackers.
+
+Nothing in this folder may change how a step is carried out.
+"""

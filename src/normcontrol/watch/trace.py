@@ -1,8 +1,8 @@
-"""Recording the norms of any run of any optimizer, and replaying them as a schedule.
+"""Records the norms of a run with any optimizer, and returns them as a schedule for AdamWN.
 
-The paper's protocol in two lines: record AdamW's norm, then challenge it with AdamWN held at that
-norm. Who is recorded is decided as AdamWN decides who is controlled, so that the two mean the same
-weights.
+This is the protocol of the paper: record the norm of AdamW, then train AdamWN at that norm. The
+recorded weights are those that AdamWN would control in the same groups. This file may not know how
+a controlled step is carried out.
 """
 
 from __future__ import annotations
@@ -28,10 +28,17 @@ from normcontrol.scope import SCOPES
 
 @dataclass(frozen=True)
 class ClassTrace:
-    """A class of tensors, record by record: its norm, the share of the initial mean square that
-    decay has left, and the sum of all steps' squared learning rates, each as decay has left it.
-    (Without gradients that agree, the mean square is that of the random walk, ``kept * initial +
-    noise``.)"""
+    """The records of a class of tensors.
+
+    If gradients of different steps are independent, the mean square of the weights is that of a
+    random walk, ``kept * initial + noise``.
+
+    Attributes:
+        count: the number of weights.
+        norms: the norm at every record.
+        kept: the fraction of the initial mean square that decay has left.
+        noise: the sum of the squared learning rates of all steps, each reduced by later decay.
+    """
 
     count: int
     norms: list[float]
@@ -40,23 +47,26 @@ class ClassTrace:
 
 
 def angle(before: Tensor, after: Tensor, moved: Tensor) -> Tensor:
-    """The angle between two vectors of these norms, whose difference has the norm ``moved``; exact
-    where it is small.
+    """The angle between two vectors with the norms ``before`` and ``after``, whose difference has
+    the norm ``moved``. It is accurate for small angles.
 
-    >>> float(angle(torch.tensor(3.0), torch.tensor(4.0), torch.tensor(5.0)).rad2deg())     # a right one
+    >>> float(angle(torch.tensor(3.0), torch.tensor(4.0), torch.tensor(5.0)).rad2deg())
     90.0
     """
-    chord = (moved.square() - (after - before).square()).clamp(min=0) / (
-        before * after
-    )  # of the two unit vectors, squared
+    # The squared distance of the two unit vectors.
+    chord = (moved.square() - (after - before).square()).clamp(min=0) / (before * after)
     return 2 * torch.asin((chord.sqrt() / 2).clamp(max=1))
 
 
 class NormTrace:
-    """Records the joint norm of an optimizer's regularised weights every ``every`` steps, from step
-    0 on, and that of each class of tensors. With ``angles=True`` also the angle by which each
-    recorded step turns the weights, for which it keeps a copy of them during that step: the norms
-    before and after a step do not tell.
+    """Records the joint norm of the regularised weights of an optimizer, and that of each class of
+    tensors.
+
+    Args:
+        optimizer: any optimizer. Hooks are registered on it.
+        every: the number of steps between records. Step 0 is always recorded.
+        angles: also record the angle between the weights before and after each recorded step. This
+            needs a copy of the weights during that step.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> adamw = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
@@ -66,18 +76,20 @@ class NormTrace:
     ...     adamw.step()
     >>> recorded.steps, len(recorded.norms)
     ([0, 1, 2, 3], 4)
-    >>> challenger_ratio = recorded.final(ramp=100)     # AdamWN(..., ratio=challenger_ratio)
+    >>> ratio = recorded.final(ramp=100)     # for AdamWN(..., ratio=ratio)
     """
 
     def __init__(self, optimizer: Optimizer, every: int = 1, angles: bool = False) -> None:
         if every < 1:
-            raise ValueError(f"every={every}: a trace records every so many steps. Give 1 or more.")
+            raise ValueError(
+                f"every={every}: it is the number of steps between records. Give 1 or more."
+            )
         members = regularised(optimizer)
         self.params = [p for m in members for p in m.params]
         if not self.params:
             raise ValueError(
-                "The optimizer regularises no weights that have a norm to record: give it groups "
-                "that do."
+                "The optimizer regularises no weights, so there is no norm to record. Give it "
+                "tensors of two or more dimensions, or groups with a weight decay."
             )
         self._sharing = Sharing(self.params)
         check_recognised(
@@ -90,8 +102,8 @@ class NormTrace:
         self.steps: list[int] = []
         self._norms: list[Tensor | float] = []
         self._count = 0
-        # What decay does to each group; under norm control it is not known from the groups, and
-        # classes are not recorded.
+        # The groups, whose decay is followed step by step. Under norm control the groups do not
+        # contain the decay, so classes are not recorded.
         self._groups = (
             []
             if any("control" in group for group in optimizer.param_groups)
@@ -101,7 +113,7 @@ class NormTrace:
         self._walk: list[tuple[Any, Any]] = [(1.0, 0.0)] * len(self._groups)
         self._parts: list[tuple[Tensor, list[tuple[Any, Any]]]] = []
         self._classes: dict[str, ClassTrace] = {}
-        self._asked = angles
+        self._records_angles = angles
         self._angles: list[Tensor | float] = []
         self._copies: list[Tensor] = []
         optimizer.register_step_pre_hook(self._before)
@@ -110,15 +122,14 @@ class NormTrace:
     def _before(self, *_: Any) -> None:
         if not self.steps:
             self._record()
-        if self._asked and (self._count + 1) % self.every == 0:
+        if self._records_angles and (self._count + 1) % self.every == 0:
             self._copies = [p.detach().clone() for p in self.params]
 
     def _after(self, *_: Any) -> None:
         self._count += 1
         for i, group in enumerate(self._groups):
-            lr = (
-                0.0 if group.get("lr") is None else group["lr"]
-            )  # some optimizers have none: then nothing can be calibrated
+            # Some optimizers have no learning rate. Then nothing can be calibrated.
+            lr = 0.0 if group.get("lr") is None else group["lr"]
             left = (1 - lr * group.get("weight_decay", 0.0)) ** 2
             self._walk[i] = self._walk[i][0] * left, self._walk[i][1] * left + lr**2
         if self._count % self.every == 0:
@@ -143,14 +154,14 @@ class NormTrace:
 
     @property
     def norms(self) -> list[float]:
-        """The recorded norms. Reading them waits for the device; recording them does not."""
+        """The recorded norms. Reading this property waits for the device; recording does not."""
         self._norms = [float(n) for n in self._norms]
         return self._norms  # type: ignore[return-value]
 
     @property
     def angles(self) -> list[float]:
-        """By how much each recorded step turned the weights, in radians; nothing without
-        ``angles=True``. Scaling them all does not."""
+        """The angle between the weights before and after each recorded step, in radians. Empty
+        without ``angles=True``. Scaling all weights does not change the angle."""
         self._angles = [float(a) for a in self._angles]
         return self._angles  # type: ignore[return-value]
 
@@ -161,8 +172,8 @@ class NormTrace:
 
     @property
     def classes(self) -> dict[str, ClassTrace]:
-        """The records of each class of tensors, from which :func:`normcontrol.predict.calibrate`
-        finds its constants; none under norm control."""
+        """The records of each class of tensors, for :func:`normcontrol.predict.calibrate`. Empty
+        under norm control."""
         for name, group, indices in self._sorted:
             kept = self._classes.setdefault(
                 name, ClassTrace(sum(self.params[i].numel() for i in indices), [], [], [])
@@ -174,8 +185,8 @@ class NormTrace:
         return self._classes
 
     def curve(self, smooth: int = 1) -> trace:
-        """The whole curve of ratios as a schedule, each point averaged with its neighbours over
-        ``smooth`` records."""
+        """The whole curve of ratios as a schedule. Each point is the mean over ``smooth`` records
+        around it."""
         ratios, half = self.ratios, smooth // 2
         windows = (
             [ratios[max(0, i - half) : i + half + 1] for i in range(len(ratios))]
@@ -185,12 +196,13 @@ class NormTrace:
         return trace([sum(w) / len(w) for w in windows], self.steps)
 
     def final(self, ramp: float = 2500) -> linear:
-        """The paper's challenge: from 1 to the final ratio over ``ramp`` steps, then constant."""
+        """A schedule from 1 to the final ratio in ``ramp`` steps, then constant, as in the
+        paper."""
         return linear(1.0, self.ratios[-1], steps=ramp)
 
     def save(self, path: str | Path) -> None:
-        """Write the trace as JSON, or as CSV if the name ends so; CSV holds the joint norm
-        alone."""
+        """Write the trace as JSON, or as CSV if the name ends in ``.csv``. CSV contains only the
+        joint norm."""
         path = Path(path)
         if path.suffix == ".csv":
             with path.open("w", newline="") as file:
@@ -213,7 +225,8 @@ class NormTrace:
 
     @classmethod
     def load(cls, path: str | Path) -> NormTrace:
-        """Read a trace that :meth:`save` wrote, to replay it; it records nothing more."""
+        """Read a trace that :meth:`save` wrote. It is for use as a schedule, and records nothing
+        more."""
         path = Path(path)
         self = cls.__new__(cls)
         self.params, self.every, self._count = [], 1, 0
@@ -234,12 +247,12 @@ class NormTrace:
                 self._angles = list(content.get("angles", []))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path} is not a norm trace: it should hold steps and norms as NormTrace.save "
+                f"{path} is not a norm trace: it should contain steps and norms as NormTrace.save "
                 "writes them."
             ) from error
         if not self.steps or len(self.steps) != len(self._norms):
             raise ValueError(
-                f"{path} holds {len(self.steps)} steps and {len(self._norms)} norms: a trace needs "
-                "one norm for each step."
+                f"{path} contains {len(self.steps)} steps and {len(self._norms)} norms: a trace "
+                "needs one norm for each step."
             )
         return self

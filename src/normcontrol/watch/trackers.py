@@ -1,9 +1,8 @@
-"""Where numbers are looked at: JSONL files, TensorBoard and Weights & Biases, behind one small
-interface.
+"""Trackers, which log numbers to JSONL files, TensorBoard or Weights & Biases, with one interface.
 
-A tracker takes a step and a dictionary of numbers; :func:`values` makes that dictionary from an
-optimizer's norms. Every value that comes with a target, as ``norm/global`` with
-``norm/global/target``, is drawn against it in one TensorBoard chart.
+A tracker takes a step and a dictionary of numbers. :func:`values` makes such a dictionary from the
+norms of an optimizer. TensorBoard draws a value and its target, such as ``norm/global`` and
+``norm/global/target``, in one chart. This file may not know what else is logged.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ TARGET = "/target"
 
 
 class Tracker(Protocol):
-    """What every tracker does; write one for another service in these two methods."""
+    """The interface of all trackers. A tracker for another service needs these two methods."""
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Numbers of this step. It may be called several times for a step, with other names."""
+        """Log numbers of a step. May be called several times for a step, with different names."""
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write everything that is not written yet."""
 
 
 class JSONL:
-    """One JSON object a line, appended to a file.
+    """Appends to a file, one JSON object per line.
 
     >>> import tempfile
     >>> tracker = JSONL(Path(tempfile.mkdtemp()) / "metrics.jsonl")
@@ -54,7 +53,7 @@ class JSONL:
         self.file.flush()
 
     def size(self) -> int:
-        """Bytes that are on disk for good."""
+        """The size of the file in bytes, after all of it has been flushed to the disk."""
         self.file.flush()
         os.fsync(self.file.fileno())
         return self.file.tell()
@@ -64,11 +63,12 @@ class JSONL:
 
 
 class TensorBoard:
-    """Event files in a folder, with a page "Custom scalars" that draws every value against its
-    target.
+    """Writes event files, with a page "Custom scalars" that draws every value with its target.
 
-    Args: folder: where the event files go. start: the first step that will be logged. What an
-        interrupted run had logged from there on is hidden.
+    Args:
+        folder: the folder of the event files.
+        start: the first step that will be logged. Values of this and later steps, which an
+            interrupted run has logged, are hidden.
     """
 
     def __init__(self, folder: str | Path, start: int | None = None) -> None:
@@ -76,15 +76,15 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ModuleNotFoundError(
-                "TensorBoard was asked for, but is not installed: pip install tensorboard."
+                "TensorBoard was requested, but is not installed: pip install tensorboard."
             ) from None
         self.writer = SummaryWriter(str(folder), purge_step=start)
-        self._laid_out = False
+        self._has_layout = False
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        if not self._laid_out and (charts := layout(values)):
+        if not self._has_layout and (charts := layout(values)):
             self.writer.add_custom_scalars(charts)
-            self._laid_out = True
+            self._has_layout = True
         for name, value in _numbers(values).items():
             self.writer.add_scalar(name, value, step)
 
@@ -93,11 +93,11 @@ class TensorBoard:
 
 
 class WandB:
-    """A Weights & Biases run: the one that is active already, or a new one with the arguments of
+    """Logs to a Weights & Biases run: the active one, or a new one with the arguments of
     ``wandb.init``.
 
-    A run that was active stays so when the tracker is closed. ``WANDB_MODE=offline`` or
-    ``mode="offline"`` writes to disk without an account or a network.
+    A run that was active before stays active when the tracker is closed. ``WANDB_MODE=offline`` or
+    ``mode="offline"`` writes to the disk, without an account or a network.
     """
 
     def __init__(self, project: str | None = None, **init: Any) -> None:
@@ -105,51 +105,48 @@ class WandB:
             import wandb
         except ImportError:
             raise ModuleNotFoundError(
-                "Weights & Biases was asked for, but is not installed: pip install wandb."
+                "Weights & Biases was requested, but is not installed: pip install wandb."
             ) from None
-        self._begun = wandb.run is None
+        self._started = wandb.run is None
         try:
-            self.run: Any = wandb.init(project=project, **init) if self._begun else wandb.run
+            self.run: Any = wandb.init(project=project, **init) if self._started else wandb.run
         except wandb.Error as error:
             raise RuntimeError(
-                f"Weights & Biases starts no run. It says: {error} To log to this machine's disk "
-                "alone, set WANDB_MODE=offline."
+                f"Weights & Biases could not start a run: {error} To log to the local disk only, "
+                "set WANDB_MODE=offline."
             ) from error
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         self.run.log(_numbers(values), step=step)
 
     def close(self) -> None:
-        if self._begun:
+        if self._started:
             self.run.finish()
 
 
 def controller(optimizer: Any) -> NormControl:
-    """The optimizer under norm control, out of what Accelerate, Lightning or Fabric wrapped around
-    it."""
+    """The :class:`NormControl` inside the wrappers of Accelerate, Lightning or Fabric."""
     inner, found = optimizer, None
-    while (
-        inner is not None
-    ):  # Lightning's wrappers pass for what they wrap, so it is the last one that counts
+    # Wrappers of Lightning are instances of the class that they wrap, so the innermost one counts.
+    while inner is not None:
         found = inner if isinstance(inner, NormControl) else found
         inner = getattr(inner, "optimizer", None)
     if found is None:
         raise TypeError(
             f"{type(optimizer).__name__} controls no norms, so there are none to log. Give an "
-            "AdamWN or a NormControl. (The norm of any "
-            "other optimizer's weights is recorded by NormTrace.)"
+            "AdamWN or a NormControl. To record the norms of another optimizer, use NormTrace."
         )
     return found
 
 
 @torch.no_grad()
 def tensors(optimizer: Any) -> dict[str, Tensor]:
-    """As :func:`values`, but tensors, for a framework that reads them when it logs: nothing is
-    waited for."""
+    """Like :func:`values`, but with tensors as values. This does not wait for the device; a
+    framework reads the tensors when it logs them."""
     numbers: dict[str, Tensor] = {}
     for name, reading in controller(optimizer).norms().items():
         norm, target, ratio = reading.norm, reading.target, reading.ratio
-        if norm.dim():  # the joint ratio: that of the joint norm to the joint initial norm
+        if norm.dim():  # the joint ratio is the joint norm divided by the joint initial norm
             initial = torch.where(ratio > 0, norm / ratio, norm).norm()
             norm, target = norm.norm(), target.norm()
             ratio = norm / initial
@@ -164,8 +161,8 @@ def tensors(optimizer: Any) -> dict[str, Tensor]:
 def values(optimizer: Any) -> dict[str, float]:
     """The norm, target and ratio of everything that is controlled, as numbers by name.
 
-    This waits for the device once. With scopes of rows or slices, they are the joint numbers of
-    each tensor; under sharding call it on every rank, even if only one of them logs.
+    This waits for the device once. With scopes of rows or slices, the numbers are joint ones of
+    each tensor. Under sharding, call it on every rank, even if only one of them logs.
 
     >>> from normcontrol import AdamWN
     >>> values(AdamWN([torch.nn.Parameter(torch.ones(3, 3))], ratio=2.0))
@@ -183,11 +180,11 @@ def values(optimizer: Any) -> dict[str, float]:
 
 
 def layout(names: Iterable[str]) -> dict[str, Any]:
-    """TensorBoard's ``add_custom_scalars`` argument: a chart for every name that has a target, with
-    both lines in it.
+    """The argument of TensorBoard's ``add_custom_scalars``: a chart for every name that has a
+    target, with both lines.
 
-    >>> layout(["loss", "norm/global", "norm/global/target"])
-    {'norms against their targets': {'norm/global': ['Multiline', ['^norm/global$', '^norm/global/target$']]}}
+    >>> layout(["loss", "norm/a", "norm/a/target"])
+    {'norms against their targets': {'norm/a': ['Multiline', ['^norm/a$', '^norm/a/target$']]}}
     """
     known = set(names)
     pairs = [(name, name + TARGET) for name in sorted(known) if name + TARGET in known]
@@ -199,4 +196,5 @@ def layout(names: Iterable[str]) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The values that are numbers. Texts are logged only by :class:`JSONL`."""
     return {name: value for name, value in values.items() if isinstance(value, int | float)}

@@ -1,5 +1,5 @@
-"""Every kind of source becomes the same tokens, in shards that survive being stopped at any
-moment."""
+"""Tests of the way from text to shards: sources of text, tokenizers, and preparations that are
+stopped and continued."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_texts_jsonl_and_parquet_become_the_same_tokens(folder):
         assert all(np.array_equal(first, other) for other in others)
 
 
-def test_every_tenth_document_is_for_validation_and_each_ends_with_the_end(folder):
+def test_every_tenth_document_is_for_validation_and_each_ends_with_the_end_of_document(folder):
     out = prepared(folder / "texts", folder / "out")
     text = tokenizer.Bytes().decode(tokens(out, "val"))
     assert text == "".join(DOCUMENTS[9::10])
@@ -64,11 +64,10 @@ def test_every_tenth_document_is_for_validation_and_each_ends_with_the_end(folde
     assert manifest["documents"] == 50
 
 
-def test_a_stopped_preparation_goes_on_and_ends_in_the_same_bytes(folder, monkeypatch):
+def test_a_stopped_preparation_is_continued_and_ends_in_the_same_bytes(folder, monkeypatch):
     monkeypatch.setattr(prepare, "TASK", 200)
-    monkeypatch.setattr(
-        prepare.time, "monotonic", iter(range(0, 10**6, 3)).__next__
-    )  # a note every second task
+    # With this clock the journal is written at every second task.
+    monkeypatch.setattr(prepare.time, "monotonic", iter(range(0, 10**6, 3)).__next__)
     whole = prepared(folder / "texts", folder / "whole", shard_tokens=1000)
 
     for stop in (5, 9, 14):
@@ -91,7 +90,7 @@ def test_a_stopped_preparation_goes_on_and_ends_in_the_same_bytes(folder, monkey
         assert path.read_bytes() == (folder / "stopped" / path.name).read_bytes()
 
 
-def test_other_work_is_not_gone_on_with(folder, monkeypatch):
+def test_another_preparation_is_not_continued(folder, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -105,14 +104,15 @@ def test_other_work_is_not_gone_on_with(folder, monkeypatch):
             progress=lambda *_: calls.append(1) if len(calls) < 5 else interrupt(),
         )
     with pytest.raises(
-        LabError, match=r"holds the beginning of other work: shard was 100000000 and is 1000 now"
+        LabError,
+        match=r"contains another, incomplete preparation: shard was 100000000 and is 1000 now",
     ):
         prepared(folder / "texts", folder / "out", shard_tokens=1000)
 
 
 def test_a_finished_folder_is_not_overwritten(folder):
     prepared(folder / "texts", folder / "out")
-    with pytest.raises(LabError, match="holds prepared data already"):
+    with pytest.raises(LabError, match="already contains prepared data"):
         prepared(folder / "texts", folder / "out")
 
 
@@ -125,10 +125,10 @@ def test_cutting_a_long_document_does_not_change_its_tokens(tmp_path, monkeypatc
     assert len(pieces) > 10
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert "".join(piece.text for piece in pieces) == text
-    for known in [encoder, *gpt2()]:
+    for each in [encoder, *gpt2()]:
         assert (
-            np.concatenate([known.encode(piece.text) for piece in pieces]).tolist()
-            == known.encode(text).tolist()
+            np.concatenate([each.encode(piece.text) for piece in pieces]).tolist()
+            == each.encode(text).tolist()
         )
 
 
@@ -142,7 +142,7 @@ def gpt2():
 @pytest.mark.parametrize(
     "make", [tokenizer.Bytes, lambda: tokenizer.Trained.train(DOCUMENTS, 400), tokenizer.GPT2]
 )
-def test_tokenizers_give_back_the_text(make, tmp_path):
+def test_tokenizers_decode_what_they_encoded(make, tmp_path):
     try:
         encoder = make()
     except LabError as error:
@@ -160,9 +160,9 @@ def test_tokenizers_give_back_the_text(make, tmp_path):
 
 
 def test_gpt2s_tokens_are_those_of_encode_ordinary():
-    encoder = (gpt2() or pytest.skip("tiktoken cannot load GPT-2's BPE here"))[0]
+    encoder = (gpt2() or pytest.skip("tiktoken cannot load GPT-2's BPE"))[0]
     text = "A text with <|endoftext|> in it, and  spaces\n\n" + DOCUMENTS[3]
-    assert encoder.encode(text).tolist() == encoder._bpe.encode_ordinary(text)
+    assert encoder.encode(text).tolist() == encoder.bpe.encode_ordinary(text)
 
 
 def test_the_embedded_corpus_is_megabytes_of_source():
@@ -171,37 +171,37 @@ def test_the_embedded_corpus_is_megabytes_of_source():
     assert any(path.name == "argparse.py" for path in source.files)
 
 
-def refusal(run):
+def message(run):
     with pytest.raises(LabError) as error:
         run()
     return str(error.value)
 
 
-def test_bad_sources_are_refused_in_a_sentence(tmp_path):
-    assert "There is no file or folder" in refusal(lambda: corpus.source(str(tmp_path / "nothing")))
+def test_sources_that_cannot_be_read_are_refused_with_the_reason(tmp_path):
+    assert "There is no file or folder" in message(lambda: corpus.source(str(tmp_path / "nothing")))
     (tmp_path / "folder").mkdir()
-    assert "There is no text in the folder" in refusal(
+    assert "There is no text in the folder" in message(
         lambda: corpus.source(str(tmp_path / "folder"))
     )
     (tmp_path / "empty.txt").touch()
-    assert f"{tmp_path / 'empty.txt'} is empty" in refusal(
+    assert f"{tmp_path / 'empty.txt'} is empty" in message(
         lambda: corpus.source(str(tmp_path / "empty.txt"))
     )
     (tmp_path / "picture.jpg").write_bytes(b"x")
-    assert "ends in '.jpg', and what is read are .txt" in refusal(
+    assert "ends in '.jpg', but only files that end in .txt" in message(
         lambda: corpus.source(str(tmp_path / "picture.jpg"))
     )
 
 
-def test_undecodable_bytes_are_refused_with_their_place(tmp_path):
+def test_undecodable_bytes_are_refused_with_their_position(tmp_path):
     path = tmp_path / "latin.txt"
     path.write_bytes(b"ok\n" * 500_000 + b"caf\xe9 and more\n")
-    assert f"{path} is not UTF-8: byte 1,500,003 is 0xe9" in refusal(
+    assert f"{path} is not UTF-8: byte 1,500,003 is 0xe9" in message(
         lambda: prepared(path, tmp_path / "out")
     )
     cut = "é".encode()[:1]
     path.write_bytes(b"ok\n" * 10 + cut)
-    assert "byte 30 is 0xc3" in refusal(lambda: prepared(path, tmp_path / "out2"))
+    assert "byte 30 is 0xc3" in message(lambda: prepared(path, tmp_path / "out2"))
 
 
 def test_jsonl_and_parquet_without_the_column_are_refused(tmp_path):
@@ -209,22 +209,22 @@ def test_jsonl_and_parquet_without_the_column_are_refused(tmp_path):
     import pyarrow.parquet as pq
 
     (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n{"content": "not ok"}\n')
-    assert "a.jsonl, line 2, is not a JSON object with the text under 'text'" in refusal(
+    assert "a.jsonl, line 2, is not a JSON object with the text under 'text'" in message(
         lambda: prepared(tmp_path / "a.jsonl", tmp_path / "o1")
     )
     pq.write_table(pa.table({"content": ["x"]}), tmp_path / "a.parquet")
-    assert "has the columns content, and none named 'text'" in refusal(
+    assert "has the columns content, and none named 'text'" in message(
         lambda: prepared(tmp_path / "a.parquet", tmp_path / "o2")
     )
     (tmp_path / "b.parquet").write_bytes(b"no")
-    assert "b.parquet is not a parquet file" in refusal(
+    assert "b.parquet is not a parquet file" in message(
         lambda: prepared(tmp_path / "b.parquet", tmp_path / "o3")
     )
 
 
 def test_too_few_documents_to_validate_on_are_refused(tmp_path):
     (tmp_path / "one.txt").write_text("just one\n")
-    assert "has 1 documents, so every 10th of them to validate on is none" in refusal(
+    assert "has 1 documents, and every 10th is for validation, so there would be none" in message(
         lambda: prepared(tmp_path / "one.txt", tmp_path / "out")
     )
 
@@ -248,19 +248,19 @@ def test_an_unknown_tokenizer_is_refused_with_the_nearest_name(tmp_path, capsys)
 
 
 class Hub:
-    """A Hugging Face hub of one dataset."""
+    """A fake Hugging Face hub with one dataset."""
 
     def __init__(self, files):
         self.files = files
 
     def dataset_info(self, name, revision=None):
-        if name not in ("someone/texts", "Skylion007/openwebtext"):
+        if name not in ("owner/texts", "Skylion007/openwebtext"):
             raise ConnectionError("no route")
         siblings = [type("File", (), {"rfilename": f}) for f in ("README.md", *self.files)]
         return type("Info", (), {"sha": revision or "c0ffee", "siblings": siblings})
 
 
-def test_a_hugging_face_dataset_is_its_parquet_files_at_a_revision(tmp_path, monkeypatch):
+def test_a_hugging_face_dataset_is_read_from_its_parquet_files_at_a_revision(tmp_path, monkeypatch):
     import huggingface_hub
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -273,17 +273,15 @@ def test_a_hugging_face_dataset_is_its_parquet_files_at_a_revision(tmp_path, mon
         lambda name, file, repo_type, revision: str(tmp_path / file),
     )
     out = prepare.prepare(
-        corpus.source("hf:someone/texts@abc123"), tmp_path / "out", "bytes", val_fraction=0.1
+        corpus.source("hf:owner/texts@abc123"), tmp_path / "out", "bytes", val_fraction=0.1
     )
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["source"] == "hf:someone/texts@abc123"
+    assert manifest["source"] == "hf:owner/texts@abc123"
     assert manifest["documents"] == 50
-    assert corpus.source("hf:someone/texts").name == "hf:someone/texts@c0ffee"
-    assert (
-        corpus.source("openwebtext").name == corpus.OPENWEBTEXT
-    )  # the revision asked for is the pinned one
-    assert "could not be fetched (ConnectionError: no route). Go online" in refusal(
-        lambda: corpus.source("hf:nobody/nothing")
+    assert corpus.source("hf:owner/texts").name == "hf:owner/texts@c0ffee"
+    assert corpus.source("openwebtext").name == corpus.OPENWEBTEXT  # with its revision
+    assert "could not be fetched (ConnectionError: no route). Check the network" in message(
+        lambda: corpus.source("hf:owner/missing")
     )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub([]))
-    assert "has no parquet files" in refusal(lambda: corpus.source("hf:someone/texts"))
+    assert "has no parquet files" in message(lambda: corpus.source("hf:owner/texts"))

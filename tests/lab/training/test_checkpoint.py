@@ -1,4 +1,5 @@
-"""Checkpoints: whole or not there, checked when read, and harmless."""
+"""Tests of checkpoint files: atomic writing, the checksum, the error messages, and that loading
+runs no code. No run is started."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from normcontrol.lab.training import checkpoint
 CONTENT = {"weights": torch.arange(1000.0), "step": 3}
 
 
-def test_what_was_saved_comes_back(tmp_path):
+def test_what_was_saved_is_loaded(tmp_path):
     path = checkpoint.save(tmp_path, 3, CONTENT)
     assert torch.equal(checkpoint.load(path)["weights"], CONTENT["weights"])
-    assert torch.load(path, weights_only=True)["step"] == 3  # an ordinary file of torch.save
+    assert torch.load(path, weights_only=True)["step"] == 3  # a file that torch.load reads
 
 
-def test_the_last_good_one_is_kept_beside_the_newest(tmp_path):
+def test_the_newest_two_are_kept(tmp_path):
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, CONTENT)
     assert [path.name[:13] for path in checkpoint.found(tmp_path)] == [
@@ -36,10 +37,10 @@ def test_a_damaged_checkpoint_is_named_and_refused_and_the_last_good_one_offered
     content = bytearray(bad.read_bytes())
     content[len(content) // 2] ^= 8
     bad.write_bytes({"truncated": content[:-100], "one bit": content, "emptied": b""}[damage])
-    with pytest.raises(LabError) as refusal:
+    with pytest.raises(LabError) as error:
         checkpoint.load(bad)
-    assert f"The checkpoint {bad} is damaged" in str(refusal.value)
-    assert f"The last good one is {good.name}" in str(refusal.value)
+    assert f"The checkpoint {bad} is damaged" in str(error.value)
+    assert f"The last good one is {good.name}" in str(error.value)
     good.write_bytes(b"")
     with pytest.raises(LabError, match="There is no other checkpoint"):
         checkpoint.load(bad)
@@ -50,13 +51,13 @@ def test_a_half_written_file_is_not_taken_for_a_checkpoint(tmp_path):
     assert checkpoint.latest(tmp_path) is None
 
 
-def test_a_strangers_file_runs_no_code(tmp_path):
+def test_loading_a_file_from_elsewhere_runs_no_code(tmp_path):
     class Evil:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "ran"),)
 
     path = checkpoint.save(tmp_path, 1, {"model": Evil()})
-    with pytest.raises(LabError, match="holds more than tensors and plain data"):
+    with pytest.raises(LabError, match="contains Python objects other than tensors and plain data"):
         checkpoint.load(path)
     assert not (tmp_path / "ran").exists()
 
@@ -64,6 +65,7 @@ def test_a_strangers_file_runs_no_code(tmp_path):
 FULL_DISK = """
 import resource, signal, sys, torch
 from pathlib import Path
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint
 folder = Path(sys.argv[1]) / "checkpoints"
 checkpoint.save(folder, 1, {"weights": torch.zeros(10)})
@@ -71,14 +73,13 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     checkpoint.save(folder, 2, {"weights": torch.zeros(1_000_000)})
-except checkpoint.LabError as error:
+except LabError as error:
     print(error)
 """
 
 
-def test_when_the_disk_takes_no_more_the_earlier_checkpoint_is_intact(tmp_path):
-    """The system's own limit on the size of a file stands in for a full disk: the same refusal in
-    the middle of a write."""
+def test_when_the_disk_is_full_the_earlier_checkpoint_is_intact(tmp_path):
+    """A limit on the file size simulates a full disk: both make a write fail in the middle."""
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)],
         capture_output=True,

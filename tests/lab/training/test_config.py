@@ -1,4 +1,5 @@
-"""One config: typed, stored whole, and refused in a sentence when it cannot be."""
+"""Tests of the config of a run: saving and loading, presets, flags and their help, and the error
+messages for configs that cannot be run. No run is started."""
 
 import pytest
 
@@ -50,12 +51,12 @@ def test_an_unknown_command_is_refused_with_the_nearest_name(capsys):
     assert "There is no command 'trian'. Did you mean train?" in capsys.readouterr().err
 
 
-def test_help_teaches(capsys):
+def test_the_help_of_a_command_explains_its_flags(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     shown = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
-    assert "Hold the norm of the matrices at this multiple of their initial norm (r_t)" in shown
-    assert "--layers INT Transformer blocks. (default: 4)" in shown
+    assert "Target norm of the matrices, as a multiple of their initial norm (r_t)" in shown
+    assert "--layers INT Number of transformer blocks. (default: 4)" in shown
 
 
 @pytest.mark.parametrize(
@@ -63,30 +64,31 @@ def test_help_teaches(capsys):
     [
         (
             {"width": 100, "heads": 3},
-            "width=100 is not divisible by heads=3: each head takes an equal share. Change one of "
+            "width=100 is not divisible by heads=3: all heads have the same width. Change one of "
             "them.",
         ),
         (
             {"tokens_per_step": 1000},
-            "tokens_per_step=1000 is not divisible by context=128: a batch is whole sequences. Use "
-            "896 or 1024.",
+            "tokens_per_step=1000 is not divisible by context=128: a batch consists of whole "
+            "sequences. Use 896 or 1024.",
         ),
         (
             {"warmup": 5000},
-            "warmup=5000 leaves nothing of steps=500: use a shorter warm-up, 25 for example.",
+            "warmup=5000 is not less than steps=500: the learning rate would never reach its peak. "
+            "Use a shorter warm-up, 25 for example.",
         ),
         ({"steps": 0}, "steps=0: it must be 1 or more."),
         ({"lr": -1.0}, "lr=-1.0: it must be above 0."),
         (
             {"schedule": "wsd", "decay": 0.0},
-            "decay=0.0: it is the share of the steps that wsd's final descent takes.",
+            "decay=0.0: it is the fraction of the steps in which wsd lowers the learning rate.",
         ),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_a_sentence(changes, sentence):
-    with pytest.raises(LabError) as refusal:
+def test_a_config_that_cannot_be_run_is_refused_with_the_reason(changes, sentence):
+    with pytest.raises(LabError) as error:
         check(preset("tiny").with_(**changes))
-    assert sentence in str(refusal.value)
+    assert sentence in str(error.value)
 
 
 def test_a_damaged_config_file_is_named(tmp_path):

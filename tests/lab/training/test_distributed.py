@@ -1,5 +1,5 @@
-"""Two processes compute what one does, and each number of processes can go on with another's
-run."""
+"""Tests of training under torchrun, on CPUs: two processes compute what one does, and a run can be
+resumed with another number of processes."""
 
 from __future__ import annotations
 
@@ -28,34 +28,33 @@ def losses(out):
     return [line.get("loss", line.get("val_loss")) for line in metrics.read(out)]
 
 
-def begun(config, out):
+def begin(config, out):
     out.mkdir()
     config.save(out / CONFIG)
     return out
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_reproduce_one_and_one_goes_on_with_two(config, tmp_path, parallel):
+def test_two_processes_compute_what_one_does_and_one_resumes_their_run(config, tmp_path, parallel):
     config = config.with_(optimizer="AdamWN", micro_batch=2)
     assert train(config, tmp_path / "one")
-    two = begun(config.with_(parallel=parallel), tmp_path / "two")
+    two = begin(config.with_(parallel=parallel), tmp_path / "two")
     torchrun(two)
     assert losses(two) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
-    ours, theirs = (
+    # The norms of classes, the angle and the effective decay are computed over both processes.
+    of_two, of_one = (
         next(line for line in metrics.read(out) if "angle" in line)
         for out in (two, tmp_path / "one")
     )
-    assert ours == pytest.approx(
-        theirs, rel=1e-3
-    )  # norms of classes, angle and effective decay are those of all the processes
+    assert of_two == pytest.approx(of_one, rel=1e-3)
 
-    # Take the last checkpoint away, and let a single process finish what two began.
+    # Delete the last checkpoint, and resume with a single process.
     checkpoint.latest(two / "checkpoints").unlink()
     assert train(config, two, resume=True)
     assert losses(two) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
 
 
-def test_two_processes_go_on_with_what_one_began(config, tmp_path):
+def test_two_processes_resume_the_run_of_one(config, tmp_path):
     config = config.with_(optimizer="AdamWN")
     assert train(config, tmp_path / "one")
     before = losses(tmp_path / "one")
@@ -70,7 +69,7 @@ def test_processes_without_a_common_folder_are_refused(monkeypatch, capsys):
     assert "each would choose a folder of its own: give one as --out" in capsys.readouterr().err
 
 
-def test_a_challenge_on_two_processes_is_that_of_one(config, tmp_path):
+def test_a_challenge_on_two_processes_has_the_losses_of_one_process(config, tmp_path):
     sizes = {
         "layers": 1,
         "heads": 2,
@@ -96,19 +95,19 @@ def test_a_challenge_on_two_processes_is_that_of_one(config, tmp_path):
         *(f"--{key.replace('_', '-')}={value}" for key, value in flags.items()),
     ]
     assert main([*command, "--out", str(tmp_path / "one")]) == 0
-    said = torchrun(tmp_path / "two", *command, "--out", str(tmp_path / "two"))
-    assert said.count("The page with the four panels is") == 1
+    printed = torchrun(tmp_path / "two", *command, "--out", str(tmp_path / "two"))
+    assert printed.count("The page with the four panels is") == 1
     for arm in (tmp_path / "one").glob("**/metrics.jsonl"):
         twin = tmp_path / "two" / arm.parent.relative_to(tmp_path / "one")
         assert losses(twin) == pytest.approx(losses(arm.parent), abs=1e-5)
 
 
-def test_a_process_that_is_done_does_not_wait_for_threads_of_others():
+def test_exit_now_runs_exit_handlers_and_does_not_wait_for_threads():
     code = """
 import atexit, threading
 from normcontrol.lab.training.parallel import exit_now
 atexit.register(print, "closed")
-threading.Thread(target=threading.Event().wait).start()  # keeps an interpreter from winding down
+threading.Thread(target=threading.Event().wait).start()  # would keep the interpreter alive
 print("done")
 exit_now(3)
 """

@@ -1,4 +1,5 @@
-"""The loop on a GPU, where a step is on its way before the host knows that it is to be applied."""
+"""Tests of the training loop on a GPU, where the optimizer step is launched before the host has
+checked that the loss is finite. They need CUDA."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ import math
 import pytest
 import torch
 
-from normcontrol.lab.training import checkpoint, metrics
-from normcontrol.lab.training import loop as train
+from normcontrol.lab.training import checkpoint, loop, metrics
+from normcontrol.lab.training.loop import train
 from normcontrol.lab.training.model import GPT
 
 pytestmark = [
@@ -19,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """The loss of the third step is NaN."""
+    """Patches the model so that the loss of the third step is NaN."""
     calls, forward = [0], GPT.forward
 
     def poison(model, tokens, targets=None):
@@ -31,15 +32,15 @@ def poisoned(monkeypatch):
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN", "AdamH", "CPR-kI0", "SGD"])
-def test_early_steps_are_the_same_steps_and_one_that_is_not_finite_is_not_applied(
+def test_steps_launched_before_the_check_give_the_same_weights(
     optimizer, config, tmp_path, monkeypatch, poisoned
 ):
     ends = []
     for early in (True, False):
         if not early:
-            monkeypatch.setattr(train, "steps_early", lambda optimizers, device: False)
+            monkeypatch.setattr(loop, "steps_early", lambda optimizers, device: False)
         out = tmp_path / str(early)
-        assert train.train(
+        assert train(
             config.with_(optimizer=optimizer, device="cuda", compile=False, precision="fp32"), out
         )
         assert [line["skipped"] for line in metrics.read(out) if "skipped" in line] == [1]
@@ -48,7 +49,7 @@ def test_early_steps_are_the_same_steps_and_one_that_is_not_finite_is_not_applie
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
 
 
-def test_a_compiled_run_in_bf16_learns(config, tmp_path):
-    assert train.train(config.with_(optimizer="AdamWN", device="cuda", steps=40), tmp_path / "run")
+def test_the_loss_of_a_compiled_run_in_bf16_falls(config, tmp_path):
+    assert train(config.with_(optimizer="AdamWN", device="cuda", steps=40), tmp_path / "run")
     losses = [line["val_loss"] for line in metrics.read(tmp_path / "run") if "val_loss" in line]
     assert losses[-1] < 0.8 * losses[0]

@@ -1,5 +1,5 @@
-"""The laboratory's loss against torch's: through Triton's interpreter on the CPU, and compiled on a
-GPU."""
+"""Compares the laboratory's cross-entropy with torch's: the kernel in Triton's interpreter on a
+CPU, and eager or compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from normcontrol.lab.training import loss as lab
+from normcontrol.lab.training import loss
 from normcontrol.lab.training.loss import IGNORED, linear_cross_entropy
 
 triton = pytest.importorskip("triton")
@@ -21,7 +21,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 def rows(vocab: int, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     logits = (torch.randn(5, vocab, generator=generator) * 4).to(dtype)
-    logits[1, 3] = 60.0  # one that dwarfs the others
+    logits[1, 3] = 60.0  # much larger than the others
     targets = torch.tensor([0, 3, IGNORED, vocab - 1, 2])
     return logits.to(device), targets.to(device)
 
@@ -53,13 +53,13 @@ def test_the_kernels_under_the_interpreter():
 def test_the_kernels_through_the_interpreter(vocab, dtype):
     logits, targets = rows(vocab, dtype)
     losses, gradients = torch.empty(5), logits.clone()
-    lab._rows[(5,)](gradients, targets, losses, vocab, GRADIENTS=True, BLOCK=4096, EACH=8)
-    wanted = logits.float().requires_grad_()
-    loss = F.cross_entropy(wanted, targets, reduction="none")
-    loss.sum().backward()
-    torch.testing.assert_close(losses, loss.detach(), rtol=1e-5, atol=1e-5)
+    loss.row_kernel[(5,)](gradients, targets, losses, vocab, GRADIENTS=True, BLOCK=4096, EACH=8)
+    leaf = logits.float().requires_grad_()
+    expected = F.cross_entropy(leaf, targets, reduction="none")
+    expected.sum().backward()
+    torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
-        gradients.float(), wanted.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-6
+        gradients.float(), leaf.grad, rtol=1e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-6
     )
 
 
@@ -73,13 +73,13 @@ def test_the_loss_and_its_gradients_on_the_gpu(vocab, dtype, compiled):
     given = [torch.randn(n, 64, generator=generator).to("cuda", dtype) for n in (5, vocab)]
     targets = torch.tensor([0, 3, IGNORED, vocab - 1, 2], device="cuda")
     doubles = [t.double().requires_grad_() for t in given]
-    wanted = F.cross_entropy(F.linear(doubles[0] * 2, doubles[1]), targets) / 3
-    wanted.backward()
+    expected = F.cross_entropy(F.linear(doubles[0] * 2, doubles[1]), targets) / 3
+    expected.backward()
 
     def third(loss_of, x, weight):
         return loss_of(x * 2, weight, targets) / 3
 
-    off = []
+    errors = []
     for loss_of in (
         linear_cross_entropy,
         lambda x, weight, t: F.cross_entropy(F.linear(x, weight).float(), t),
@@ -87,19 +87,21 @@ def test_the_loss_and_its_gradients_on_the_gpu(vocab, dtype, compiled):
         leaves = [t.clone().requires_grad_() for t in given]
         loss = (torch.compile(third) if compiled else third)(loss_of, *leaves)
         with torch.no_grad():
-            torch.testing.assert_close(
-                third(loss_of, *leaves), loss, rtol=1e-5, atol=1e-5
-            )  # without gradients
+            without_gradients = third(loss_of, *leaves)
+            torch.testing.assert_close(without_gradients, loss, rtol=1e-5, atol=1e-5)
         loss.backward()
-        pairs = [(loss, wanted), *((x.grad, y.grad) for x, y in zip(leaves, doubles, strict=True))]
-        off.append([(mine.double() - exact).norm() / exact.norm() for mine, exact in pairs])
-    for ours, torchs in zip(*off, strict=True):  # as exact as torch in this dtype
+        pairs = [
+            (loss, expected),
+            *((x.grad, y.grad) for x, y in zip(leaves, doubles, strict=True)),
+        ]
+        errors.append([(mine.double() - exact).norm() / exact.norm() for mine, exact in pairs])
+    for ours, torchs in zip(*errors, strict=True):  # as accurate as torch in this dtype
         assert ours < 1.3 * torchs + 1e-6
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_the_head_under_autocast_computes_as_torch_does_there():
+def test_the_head_under_autocast_computes_as_torch_does_under_autocast():
     torch.manual_seed(0)
     x, weight = torch.randn(256, 64, device="cuda"), torch.randn(1000, 64, device="cuda") / 8
     targets = torch.randint(1000, (256,), device="cuda")

@@ -1,4 +1,4 @@
-"""The model is nanoGPT's GPT-2: its shape, its init, its norms."""
+"""Tests that the model is nanoGPT's GPT-2: its shape, its initialisation and its initial norms."""
 
 import math
 
@@ -42,22 +42,22 @@ def test_the_squares_of_the_initial_norm_are_shared_as_in_nanogpt(gpt2):
     )
 
 
-def test_layer_norms_start_at_one_and_the_gains_alone_have_norm_138_6(gpt2):
-    gains = torch.cat([p.detach() for p in gpt2.parameters() if p.dim() == 1])
+def test_layer_norms_start_at_one_and_their_scales_alone_have_norm_138_6(gpt2):
+    scales = torch.cat([p.detach() for p in gpt2.parameters() if p.dim() == 1])
     assert len([p for p in gpt2.parameters() if p.dim() == 1]) == 25
-    assert float(gains.norm()) == pytest.approx(138.6, abs=0.1)
+    assert float(scales.norm()) == pytest.approx(138.6, abs=0.1)
 
 
 @pytest.mark.parametrize(
     ("name", "millions"), [("medium", 353.8), ("large", 772.7), ("xl", 1555.9), ("small", 44.9)]
 )
-def test_presets_have_the_sizes_they_are_called_by(name, millions):
+def test_presets_have_the_sizes_of_their_names(name, millions):
     with torch.device("meta"):
         model = GPT(PRESETS[name].model, vocab=50304)
     assert sum(p.numel() for p in model.matrices()) / 1e6 == pytest.approx(millions, rel=0.005)
 
 
-def test_an_untrained_model_predicts_nothing():
+def test_the_loss_of_an_untrained_model_is_that_of_the_uniform_distribution():
     model = GPT(Model(layers=2, heads=2, width=64, context=32), vocab=128)
     model.initialise(seed=0)
     tokens = torch.randint(0, 128, (4, 33), generator=torch.Generator().manual_seed(0))
@@ -66,7 +66,7 @@ def test_an_untrained_model_predicts_nothing():
     )
 
 
-def test_no_position_sees_what_comes_after_it():
+def test_no_position_depends_on_later_tokens():
     model = GPT(Model(layers=2, heads=2, width=64, context=32), vocab=128).eval()
     model.initialise(seed=0)
     tokens = torch.randint(0, 128, (1, 32))
@@ -78,7 +78,7 @@ def test_no_position_sees_what_comes_after_it():
     assert not torch.equal(prefix, model(changed[:, :10]))
 
 
-def test_the_seed_decides_the_weights():
+def test_the_seed_determines_the_weights():
     models = [GPT(Model(layers=1, heads=1, width=8, context=8), vocab=64) for _ in range(3)]
     for model, seed in zip(models, (0, 0, 1), strict=True):
         model.initialise(seed)

@@ -1,4 +1,5 @@
-"""A run can be stopped by hand, by a scheduler or by the axe, and loses nothing."""
+"""Tests of runs in processes of their own that are interrupted or killed, and then resumed: they
+end in the same bits as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import time
 import kills
 import pytest
 
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint, metrics
 from normcontrol.lab.training.loop import train
 
@@ -17,7 +19,7 @@ def longer(config):
     return config.with_(steps=400, optimizer="AdamWN", eval_every=50, checkpoint_every=7)
 
 
-def test_killed_at_random_moments_and_resumed_it_is_bit_equal(longer, tmp_path):
+def test_a_run_killed_at_random_moments_and_resumed_is_bit_equal(longer, tmp_path):
     assert train(longer, tmp_path / "whole")
     kills.killed_and_resumed(
         longer, tmp_path / "killed", 2, kills.progress(tmp_path / "whole"), seed=time.time_ns()
@@ -26,7 +28,7 @@ def test_killed_at_random_moments_and_resumed_it_is_bit_equal(longer, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_and_says_how_to_go_on(longer, tmp_path, stop):
+def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(longer, tmp_path, stop):
     out = tmp_path / "run"
     process = kills.start(longer.with_(steps=100_000, checkpoint_every=100_000), out)
     while len(metrics.read(out)) < 20 and process.poll() is None:
@@ -39,11 +41,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(longer, tmp_path, stop):
     assert metrics.read(out)[-1]["step"] == state["step"]
 
 
-def test_a_damaged_newest_checkpoint_is_refused_until_it_is_moved_away(config, tmp_path):
+def test_a_damaged_newest_checkpoint_is_refused_until_it_is_deleted(config, tmp_path):
     assert train(config, tmp_path / "run")
     newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.raises(checkpoint.LabError, match="is damaged"):
+    with pytest.raises(LabError, match="is damaged"):
         train(config, tmp_path / "run", resume=True)
     newest.unlink()
     assert train(config, tmp_path / "run", resume=True)

@@ -1,1 +1,4 @@
-"""Text in, batches out: corpora, tokenizers, shards with a manifest, preparation, batches."""
+"""From text to batches: sources of text, tokenizers, shards with a manifest, and batches.
+
+Nothing in this folder may know about models, optimizers, runs or studies.
+"""

@@ -1,8 +1,8 @@
-"""Training data: memory-mapped shards, and batches that are a pure function of (data seed, step).
+"""Loads prepared data and computes the batch of every step, a pure function of (data seed, step).
 
-Neither the number of processes, nor the micro-batch, nor what was evaluated in between has a part
-in that function, so runs with the same data seed are paired, and a resumed run continues as if it
-had not stopped.
+The batch does not depend on the number of processes, the micro-batch or earlier evaluations. So
+runs with the same data seed are paired, and a resumed run gets the same batches as an uninterrupted
+one. This file may not know about the model or the training loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tokens = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Dataset:
-    """Two splits of token ids, and what they are."""
+    """The training and validation split as token ids, with their tokenizer and digest."""
 
     folder: Path
     tokenizer: str
@@ -37,7 +37,7 @@ class Dataset:
     train: list[Tokens]
     val: list[Tokens]
     digest: str
-    """SHA-256 over those of all shards: the same digest is the same data."""
+    """SHA-256 of the SHA-256 hashes of all shards. It identifies the data."""
 
 
 def load(
@@ -46,7 +46,8 @@ def load(
     cache: Path,
     progress: prepare.Progress = lambda read, total, tokens: None,
 ) -> Dataset:
-    """The data that a person named, verified; the embedded corpus is prepared on first use."""
+    """Load and verify the data that ``given`` names: a folder, or "python" for the embedded corpus,
+    which is prepared in ``cache`` on first use."""
     folder = Path(given).expanduser()
     if given == "python":
         folder = cache / f"python-{sys.version.split()[0]}-{tokenizer.replace(':', '')}"
@@ -58,17 +59,17 @@ def load(
         return _nanogpt(folder)
     if (folder / prepare.JOURNAL).exists():
         raise LabError(
-            f"The data in {folder} is not finished. Run the same `normcontrol prepare` again: it "
-            "goes on where it stopped."
+            f"The data in {folder} is not complete. Run the same `normcontrol prepare` command "
+            "again: it continues where it stopped."
         )
     raise LabError(
         f"{given!r} is not prepared data: there is no {prepare.MANIFEST} in it, and no train.bin "
-        "and val.bin. Make it with "
-        f"`normcontrol prepare TEXT --out {given}`."
+        f"and val.bin. Prepare it with `normcontrol prepare TEXT --out {given}`."
     )
 
 
 def _prepared(folder: Path) -> Dataset:
+    """Data that `normcontrol prepare` made. All shards are compared with their checksums."""
     manifest = read_json(folder / prepare.MANIFEST)
     entries = [entry for split in prepare.SPLITS for entry in manifest["splits"][split]["shards"]]
     with ThreadPoolExecutor() as pool:
@@ -95,7 +96,7 @@ def _nanogpt(folder: Path) -> Dataset:
         if path.stat().st_size == 0 or path.stat().st_size % 2:
             raise LabError(
                 f"{path} has {path.stat().st_size} bytes: uint16 ids need an even number above 0. "
-                "It may be cut short: copy it again."
+                "It may be truncated: copy it again."
             )
     train, val = (np.memmap(path, "<u2", "r") for path in paths)
     for path in paths:
@@ -105,7 +106,8 @@ def _nanogpt(folder: Path) -> Dataset:
 
 
 def load_validation(given: str, like: Dataset) -> tuple[str, list[Tokens], str]:
-    """The name, tokens and digest of another validation split, in the tokens of ``like``."""
+    """The name, tokens and digest of another validation split. It must have the tokenizer of
+    ``like``."""
     folder = Path(given).expanduser()
     if (folder / prepare.MANIFEST).exists():
         dataset = _prepared(folder)
@@ -126,16 +128,16 @@ def load_validation(given: str, like: Dataset) -> tuple[str, list[Tokens], str]:
         )
     else:
         raise LabError(
-            f"There is no {prepare.MANIFEST} and no val.bin in {given!r}: it cannot be validated "
-            "on. Give a folder with one of them."
+            f"There is no {prepare.MANIFEST} and no val.bin in {given!r}, so it has no validation "
+            "split. Give a folder with one of them."
         )
     if made_by != like.tokenizer or (
         made_by.startswith("bpe") and folder.resolve() != like.folder.resolve()
     ):
         raise LabError(
             f"{given} holds tokens of {made_by}, and the model is trained on tokens of "
-            f"{like.tokenizer} from {like.folder}: their ids mean "
-            "different things. Prepare both with the same tokenizer, gpt2 for example."
+            f"{like.tokenizer} from {like.folder}: their ids stand for different texts. Prepare "
+            "both with the same tokenizer, gpt2 for example."
         )
     return name, tokens, digest.hexdigest()
 
@@ -149,45 +151,43 @@ def _verify(folder: Path, entry: dict[str, Any]) -> None:
         )
     if sha256(path) != entry["sha256"]:
         raise LabError(
-            f"The shard {path} is not what was written: its checksum differs. Restore it from a "
-            "copy, or prepare the data again."
+            f"The shard {path} was changed after it was written: its checksum differs. Restore it "
+            "from a copy, or prepare the data again."
         )
 
 
 def _check_ids(path: Path, highest: int, vocab: int) -> None:
     if highest >= vocab:
         raise LabError(
-            f"{path} holds the token id {highest}, beyond the vocabulary of {vocab}. It was made "
-            "with another tokenizer than it says: "
-            "prepare the data again with the one you mean."
+            f"{path} contains the token id {highest}, outside the vocabulary of {vocab}. It was "
+            "made with another tokenizer than stated. Prepare the data again with the right one."
         )
 
 
 class Batches:
-    """The rows of every step's batch.
+    """The rows of the batch of every step.
 
-    All windows of ``context`` tokens are gone through in an order drawn anew for every epoch from
-    (seed, epoch); row i of step t is number t * rows + i in it. Windows lie end to end, from a
-    start that differs from epoch to epoch.
+    A row is a window of ``context`` tokens. Windows are adjacent, and their common offset differs
+    from epoch to epoch. An epoch goes through all windows in a random order that depends on (seed,
+    epoch). Row i of step t, both from 0, is number t * rows + i in the sequence of all epochs.
     """
 
     def __init__(self, shards: list[Tokens], context: int, rows: int, seed: int) -> None:
         self.shards, self.context, self.rows, self.seed = shards, context, rows, seed
-        # The last start of a window that still leaves room for any shift, in each shard.
+        # Windows in each shard. One fewer than fit, to leave room for the offset.
         self.counts = [max((len(tokens) - 1) // context - 1, 0) for tokens in shards]
         self.windows = sum(self.counts)
         if self.windows < 1:
             total = sum(map(len, shards))
             raise LabError(
-                f"The training split holds {total:,} tokens, fewer than two contexts of {context}: "
-                "nothing can be drawn from it. Use more "
-                "text, or a smaller --context."
+                f"The training split has {total:,} tokens, fewer than two contexts of {context}, "
+                "which is too few for a batch. Use more text, or a smaller --context."
             )
         self.ends = np.cumsum(self.counts)
-        self._epoch, self._order, self._shift = -1, np.empty(0, np.int64), 0
+        self._epoch, self._order, self._offset = -1, np.empty(0, np.int64), 0
 
     def __call__(self, step: int, rows: slice) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some of the rows of ``step``."""
+        """The inputs and targets of some rows of ``step``."""
         numbers = np.arange(self.rows)[rows] + step * self.rows
         block = np.stack([self._window(*divmod(int(n), self.windows)) for n in numbers])
         whole = torch.from_numpy(block)
@@ -196,19 +196,19 @@ class Batches:
     def _window(self, epoch: int, place: int) -> Tokens:
         if epoch != self._epoch:
             random = np.random.Generator(np.random.Philox(key=[self.seed % (1 << 64), epoch]))
-            self._shift = int(random.integers(self.context))
+            self._offset = int(random.integers(self.context))
             self._epoch, self._order = epoch, random.permutation(self.windows)
         window = int(self._order[place])
         shard = int(np.searchsorted(self.ends, window, side="right"))
-        start = (window - (int(self.ends[shard - 1]) if shard else 0)) * self.context + self._shift
+        start = (window - (int(self.ends[shard - 1]) if shard else 0)) * self.context + self._offset
         return self.shards[shard][start : start + self.context + 1].astype(np.int64)
 
 
 def feed(
     batches: Batches, mine: slice, micro: int, device: torch.device, steps: range
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The micro-batches of this process's rows, one after the other, each fetched while the one
-    before it is computed."""
+    """Yield the micro-batches of the rows ``mine`` of every step. Each is loaded in the background
+    while the one before it is computed."""
 
     def fetch(step: int, start: int) -> tuple[Tensor, Tensor]:
         x, y = batches(step, slice(start, start + micro))
@@ -229,8 +229,7 @@ def feed(
 
 
 def validation(shards: list[Tokens], context: int) -> list[Tokens]:
-    """The whole validation split, fixed: windows end to end, each with the token that follows
-    it."""
+    """The whole validation split as adjacent windows, each with the token that follows it."""
     windows = [
         tokens[i : i + context + 1]
         for tokens in shards
@@ -239,21 +238,21 @@ def validation(shards: list[Tokens], context: int) -> list[Tokens]:
     if not windows:
         total = sum(map(len, shards))
         raise LabError(
-            f"The validation split holds {total:,} tokens, and one context of {context} and the "
-            "token after it are needed. Use a smaller "
-            "--context, or prepare the data with a larger --val-fraction."
+            f"The validation split has {total:,} tokens, but one context of {context} and the "
+            "token after it are needed. Use a smaller --context, or prepare the data with a larger "
+            "--val-fraction."
         )
     return windows
 
 
 def stack(windows: list[Tokens]) -> Tensor:
-    """Windows as one tensor of int64."""
+    """Windows as one int64 tensor."""
     return torch.from_numpy(np.stack(windows).astype(np.int64))
 
 
 def padded(vocab: int) -> int:
-    """Rows of the embedding: the vocabulary, rounded up to a multiple of 64, which matrix units
-    like (GPT-2: 50304).
+    """The number of rows of the embedding: the vocabulary, rounded up to a multiple of 64, for
+    which matrix products are fast.
 
     >>> padded(50257)
     50304

@@ -1,9 +1,7 @@
-"""Sources of text: files, folders, Hugging Face datasets and the embedded corpus, as one stream of
-documents.
+"""Sources of text: files, folders, Hugging Face datasets and the embedded corpus. Each is read as a
+stream of documents, cut into pieces that fit in memory many times. It may not know about tokens.
 
-A document arrives in pieces small enough to hold many of in memory. Nothing here knows tokens; a
-source can be started again at any piece, and says by its ``fingerprint`` whether it is still the
-same one.
+Reading can start again at any piece. The ``fingerprint`` of a source shows whether it has changed.
 """
 
 from __future__ import annotations
@@ -20,43 +18,46 @@ from typing import NamedTuple
 from normcontrol.lab.errors import LabError
 
 PIECE = 1 << 16
-"""Characters after which a long document is cut, at the next place where that does not change its
-tokens."""
+"""Length of a piece in characters. A longer document is cut at the next place where the cut does
+not change its tokens."""
 
 LONGEST = 64 * PIECE
-"""A document without such a place (one endless line) is cut anyway when so much of it is held in
+"""Length at which a document without such a place (a very long line) is cut anyway, to bound the
 memory."""
 
 TEXT, TABLES = (".txt", ".md", ".rst", ".py", ".text"), (".jsonl", ".parquet")
 
-# Between a line break with no other white space around it and the next line, no tokenizer's word
-# goes on.
+# A line break without other white space around it. Tokenizers split the text into words before they
+# encode it, and no word extends over such a line break.
 CUT = re.compile(r"(?<=\S\n)(?=\S)")
 
 
 class Piece(NamedTuple):
+    """A part of a document."""
+
     text: str
-    last: bool  # whether the document ends here
+    last: bool  # True for the last piece of a document
 
 
 class Source:
-    """A list of files with text in them."""
+    """A list of files that contain text. ``column`` is the key of the text in jsonl and parquet."""
 
     def __init__(self, name: str, files: list[Path], column: str = "text") -> None:
         self.name, self.files, self.column = name, files, column
 
     @property
     def size(self) -> int:
-        """In bytes, as far as files tell: for progress."""
+        """Total size of the files in bytes, for the display of progress."""
         return sum(path.stat().st_size for path in self.files)
 
     def fingerprint(self) -> str:
-        """Changes when the list of files, or the size of one, does."""
+        """A hash of the column, and of the names and sizes of the files."""
         listing = "\n".join(f"{path.name} {path.stat().st_size}" for path in self.files)
         return hashlib.sha256(f"{self.column}\n{listing}".encode()).hexdigest()[:16]
 
     def documents(self) -> Iterator[tuple[Iterator[str], int]]:
-        """Every document as blocks of text, with the bytes of the source read so far."""
+        """Every document as blocks of text, with the number of bytes of the source up to the end of
+        its file."""
         done = 0
         for path in self.files:
             done += path.stat().st_size
@@ -68,48 +69,48 @@ class Source:
                 yield _blocks(path), done
 
     def pieces(self) -> Iterator[tuple[Piece, int]]:
-        """All documents, cut into pieces; empty ones are left out."""
+        """All documents, cut into pieces. Empty documents are skipped."""
         for blocks, done in self.documents():
-            held = ""
+            previous = ""
             for text in cut(blocks):
-                if held:
-                    yield Piece(held, False), done
-                held = text
-            if held:
-                yield Piece(held, True), done
+                if previous:
+                    yield Piece(previous, False), done
+                previous = text
+            if previous:
+                yield Piece(previous, True), done
 
 
 def cut(blocks: Iterator[str]) -> Iterator[str]:
-    """Join blocks of text and cut them anew, each piece about PIECE long, where no token can lie
-    across the cut.
+    """Join blocks of text and cut the result into pieces of about PIECE characters, at places that
+    no token extends over.
 
     >>> text = "a line\\n" * 100_000
     >>> pieces = list(cut(iter([text])))
     >>> len(pieces) > 1, "".join(pieces) == text
     (True, True)
     """
-    held = ""
+    rest = ""
     for block in blocks:
-        held += block
+        rest += block
         start = 0
-        while len(held) - start > PIECE:
-            place = CUT.search(held, start + PIECE)
-            if place is None and len(held) - start < LONGEST:
+        while len(rest) - start > PIECE:
+            place = CUT.search(rest, start + PIECE)
+            if place is None and len(rest) - start < LONGEST:
                 break
             end = place.start() if place else start + PIECE
-            yield held[start:end]
+            yield rest[start:end]
             start = end
-        held = held[start:]
-    if held:
-        yield held
+        rest = rest[start:]
+    if rest:
+        yield rest
 
 
 OPENWEBTEXT = "hf:Skylion007/openwebtext@7577b918bd30b25df0b88bb718dc8a6c80cb619b"
-"""The paper's data as parquet, at the revision that completed its 80 files."""
+"""The data of the paper, as parquet. The revision is the first one with all 80 files."""
 
 
 def source(given: str, column: str = "text") -> Source:
-    """The source that a person named: "python", "openwebtext", "hf:owner/name@revision", a file, or
+    """The source that ``given`` names: "python", "openwebtext", "hf:owner/name@revision", a file or
     a folder."""
     if given == "python":
         return embedded()
@@ -127,8 +128,8 @@ def source(given: str, column: str = "text") -> Source:
         files = [path]
         if path.suffix not in (*TEXT, *TABLES):
             raise LabError(
-                f"{path} ends in {path.suffix!r}, and what is read are "
-                f"{', '.join((*TEXT, *TABLES))}. Rename or convert it."
+                f"{path} ends in {path.suffix!r}, but only files that end in "
+                f"{', '.join((*TEXT, *TABLES))} are read. Rename or convert it."
             )
     else:
         files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in (*TEXT, *TABLES))
@@ -139,15 +140,15 @@ def source(given: str, column: str = "text") -> Source:
             )
     for file in files:
         if file.stat().st_size == 0 and len(files) == 1:
-            raise LabError(f"{file} is empty: there is nothing to train on in it.")
+            raise LabError(f"{file} is empty: it contains no text to train on.")
     return Source(str(path), files, column)
 
 
 def embedded() -> Source:
-    """The sources and docs of the running Python's standard library, without its tests: real text
-    on every machine."""
+    """The sources and docs of the standard library of the running Python, without its tests. Every
+    machine has this text."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    left_out = {
+    excluded = {
         "site-packages",
         "dist-packages",
         "test",
@@ -159,19 +160,19 @@ def embedded() -> Source:
     files = [
         p
         for p in root.rglob("*")
-        if p.suffix in (".py", ".txt", ".rst") and not left_out & set(p.relative_to(root).parts)
+        if p.suffix in (".py", ".txt", ".rst") and not excluded & set(p.relative_to(root).parts)
     ]
     if not files:
         raise LabError(
-            f"This Python keeps no sources of its standard library in {root}. Give a text of your "
-            "own with --data."
+            f"This Python has no sources of its standard library in {root}. Give another text with "
+            "--data."
         )
     return Source(f"python {sys.version.split()[0]}", sorted(files))
 
 
 def hugging_face(given: str, column: str) -> Source:
-    """The parquet files of a dataset on the Hugging Face hub, at a pinned revision, through the
-    hub's own cache."""
+    """The parquet files of a dataset on the Hugging Face hub, at a fixed revision. They are stored
+    in the cache of the hub."""
     from huggingface_hub import HfApi, hf_hub_download
 
     name, _, revision = given.partition("@")
@@ -190,14 +191,14 @@ def hugging_face(given: str, column: str) -> Source:
         raise
     except Exception as error:
         raise LabError(
-            f"The dataset {name} could not be fetched ({type(error).__name__}: {error}). Go "
-            "online, check its name, or give local files."
+            f"The dataset {name} could not be fetched ({type(error).__name__}: {error}). Check the "
+            "network and the name, or give local files."
         ) from None
     return Source(f"hf:{name}@{info.sha}", files, column)
 
 
 def _blocks(path: Path) -> Iterator[str]:
-    """A text file in blocks, decoded as UTF-8."""
+    """A text file, decoded as UTF-8, block by block."""
     import codecs
 
     decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
@@ -216,7 +217,7 @@ def _decoded(decoder: object, block: bytes, at: int, path: Path, final: bool) ->
         byte = error.object[error.start]
         raise LabError(
             f"{path} is not UTF-8: byte {at - pending + error.start:,} is 0x{byte:02x}. Convert "
-            "the file (iconv -t utf-8), or leave it out."
+            "the file (iconv -t utf-8), or remove it."
         ) from None
 
 
@@ -230,7 +231,7 @@ def _jsonl(path: Path, column: str) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 raise LabError(
                     f"{path}, line {number}, is not UTF-8 at its byte {error.start}. Convert the "
-                    "file, or leave it out."
+                    "file, or remove it."
                 ) from None
             except (ValueError, KeyError, TypeError):
                 raise LabError(

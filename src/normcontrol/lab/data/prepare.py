@@ -1,8 +1,8 @@
-"""From text to shards: flat files of token ids, with a manifest that says what they are.
+"""Converts text to shards: flat files of token ids, with a manifest that describes them.
 
-The source is streamed: some megabytes are in memory, on all cores, whatever its size. A journal
-says after every few seconds what is safely on disk; started again, the work goes on from there and
-ends in the same bytes.
+The source is streamed and encoded on all cores, with some megabytes in memory, whatever its size.
+Every few seconds a journal records what is on disk. A stopped preparation continues from the
+journal and ends in the same bytes. This file may not know about training.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from normcontrol.lab.data import tokenizer as tokenizers
 from normcontrol.lab.data.corpus import Piece, Source
-from normcontrol.lab.data.tokenizer import Ids, Tokenizer
+from normcontrol.lab.data.tokenizer import Ids, Tokenizer, make, stored
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import largest, read_json, sha256, sync, sync_folder, write_json
 
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
-TASK = 1 << 20  # characters encoded at a time by one thread
-TRAINED_ON = 1 << 26  # characters that a BPE is trained on, at most
+TASK = 1 << 20  # characters that a thread encodes in one task
+TRAINED_ON = 1 << 26  # largest number of characters that a BPE is trained on
 SPLITS = ("train", "val")
 
 Progress = Callable[[int, int, int], None]
-"""Told the bytes of the source that were read, their total, and the tokens made."""
+"""Called with the bytes of the source read so far, their total, and the tokens written so far."""
 
 
 @dataclass
 class Shards:
-    """The shards of one split as they grow: all but the last are finished, hashed and renamed."""
+    """The shards of one split while they are written. All but the last are finished: hashed, and
+    renamed from ``.bin.part`` to ``.bin``."""
 
     folder: Path
     split: str
@@ -47,11 +47,12 @@ class Shards:
 
     @property
     def part(self) -> Path:
+        """The path of the unfinished shard."""
         return self.folder / f"{self.split}-{len(self.done):05d}.bin.part"
 
     def restart(self, done: list[dict[str, Any]], tokens: int) -> None:
-        """Go back to what the journal says was on disk; what came after it is cut off, finished
-        shards too."""
+        """Return to the state that the journal recorded. Everything that was written later is
+        deleted, finished shards too."""
         self.done, self.tokens = done, tokens
         finished = self.part.with_suffix("")
         if tokens:
@@ -64,21 +65,23 @@ class Shards:
                 path.unlink()
 
     def add(self, ids: Ids) -> None:
+        """Append tokens, and begin a new shard whenever one is full."""
         while len(ids):
-            room, ids = ids[: self.limit - self.tokens], ids[self.limit - self.tokens :]
+            fitting, ids = ids[: self.limit - self.tokens], ids[self.limit - self.tokens :]
             with self.part.open("ab") as file:
-                file.write(room.astype(self.dtype).tobytes())
-            self.tokens += len(room)
+                file.write(fitting.astype(self.dtype).tobytes())
+            self.tokens += len(fitting)
             if self.tokens == self.limit:
                 self.finish()
 
     def flush(self) -> None:
+        """Make sure that all tokens are on the disk."""
         if self.tokens:
             with self.part.open("ab") as file:
                 sync(file)
 
     def finish(self) -> None:
-        """Close the shard that is being written, if there is one."""
+        """Hash and rename the unfinished shard, if there is one."""
         if not self.tokens:
             return
         self.flush()
@@ -104,33 +107,33 @@ def prepare(
     shard_tokens: int = 100_000_000,
     progress: Progress = lambda read, total, tokens: None,
 ) -> Path:
-    """Tokenize ``source`` into shards under ``out``, or go on where that was stopped; return
-    ``out``."""
+    """Tokenize ``source`` into shards in the folder ``out``, and return ``out``. A preparation that
+    was stopped is continued."""
     if not 0 < val_fraction <= 0.5:
         raise LabError(
-            f"val_fraction={val_fraction}: it is the share of the documents to validate on. Give a "
-            "number in (0, 0.5]."
+            f"val_fraction={val_fraction}: it is the fraction of the documents to validate on. "
+            "Give a number in (0, 0.5]."
         )
     if (out / MANIFEST).exists():
         raise LabError(
-            f"{out} holds prepared data already. Train on it with --data {out}, or give another "
+            f"{out} already contains prepared data. Train on it with --data {out}, or give another "
             "folder as --out."
         )
     out.mkdir(parents=True, exist_ok=True)
     every = round(1 / val_fraction)
-    asked = {
+    settings = {
         "source": source.name,
         "fingerprint": source.fingerprint(),
         "tokenizer": tokenizer,
         "every": every,
         "shard": shard_tokens,
     }
-    journal = _journal(out, asked)
+    journal = _journal(out, settings)
     encoder = _tokenizer(out, journal, tokenizer, source, every)
     dtype = np.dtype("<u2" if encoder.size <= 1 << 16 else "<u4")
     shards = {split: Shards(out, split, dtype, shard_tokens) for split in SPLITS}
-    for split, growing in shards.items():
-        growing.restart(*journal["splits"].get(split, ([], 0)))
+    for split, own in shards.items():
+        own.restart(*journal["splits"].get(split, ([], 0)))
 
     pieces, written = int(journal["pieces"]), time.monotonic()
     for batch, ids, read in _encoded(encoder, itertools.islice(source.pieces(), pieces, None)):
@@ -138,74 +141,83 @@ def prepare(
             pieces += 1
             into = shards["val" if pieces % every == 0 else "train"]
             into.add(np.append(tokens, encoder.end) if piece.last else tokens)
-        progress(read, source.size, sum(_total(growing) for growing in shards.values()))
+        progress(read, source.size, sum(_total(own) for own in shards.values()))
         if time.monotonic() - written > 5:
-            _note(out, asked, shards, pieces)
+            _write_journal(out, settings, shards, pieces)
             written = time.monotonic()
 
     if not pieces:
         raise LabError(f"There is no text in {source.name}: all of its files are empty.")
     if pieces < every:
         raise LabError(
-            f"{source.name} has {pieces} documents, so every {every}th of them to validate on is "
-            "none. Raise --val-fraction to "
-            f"{1 / max(pieces, 2):.2g} or more."
+            f"{source.name} has {pieces} documents, and every {every}th is for validation, so "
+            f"there would be none. Raise --val-fraction to {1 / max(pieces, 2):.2g} or more."
         )
-    for growing in shards.values():
-        growing.finish()
-    manifest = {
+    for own in shards.values():
+        own.finish()
+    write_json(out / MANIFEST, _manifest(source, encoder, shards, every, pieces))
+    (out / JOURNAL).unlink(missing_ok=True)
+    return out
+
+
+def _manifest(
+    source: Source, encoder: Tokenizer, shards: dict[str, Shards], every: int, pieces: int
+) -> dict[str, Any]:
+    """The content of ``manifest.json``."""
+    return {
         "format": 1,
         "tokenizer": encoder.name,
         "vocab": encoder.size,
         "end": encoder.end,
-        "dtype": dtype.name,
+        "dtype": shards["train"].dtype.name,
         "source": source.name,
         "fingerprint": source.fingerprint(),
         "split": f"every {every}th document (or 64 KB of a longer one) is for validation",
         "documents": pieces,
         "splits": {
-            split: {"tokens": _total(growing), "shards": growing.done}
-            for split, growing in shards.items()
+            split: {"tokens": _total(own), "shards": own.done} for split, own in shards.items()
         },
     }
-    write_json(out / MANIFEST, manifest)
-    (out / JOURNAL).unlink(missing_ok=True)
-    return out
 
 
 def _total(shards: Shards) -> int:
+    """The number of tokens in finished and unfinished shards."""
     return sum(entry["tokens"] for entry in shards.done) + shards.tokens
 
 
-def _journal(out: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier, stopped attempt left behind, if it was the same work."""
+def _journal(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The journal of a stopped preparation, or an empty one. A journal of another preparation is an
+    error."""
     if not (out / JOURNAL).exists():
         return {"pieces": 0, "splits": {}}
     journal = read_json(out / JOURNAL)
-    for key, value in asked.items():
+    for key, value in settings.items():
         if journal["asked"][key] != value:
             raise LabError(
-                f"{out} holds the beginning of other work: {key} was {journal['asked'][key]!r} and "
-                f"is {value!r} now. Delete the folder, "
-                "or give another as --out."
+                f"{out} contains another, incomplete preparation: {key} was "
+                f"{journal['asked'][key]!r} and is {value!r} now. Delete the folder, or give "
+                "another as --out."
             )
     return journal
 
 
-def _note(out: Path, asked: dict[str, Any], shards: dict[str, Shards], pieces: int) -> None:
-    """Put what was done on disk, then the note that says so."""
-    for growing in shards.values():
-        growing.flush()
-    splits = {split: (growing.done, growing.tokens) for split, growing in shards.items()}
-    write_json(out / JOURNAL, {"asked": asked, "pieces": pieces, "splits": splits})
+def _write_journal(
+    out: Path, settings: dict[str, Any], shards: dict[str, Shards], pieces: int
+) -> None:
+    """Flush the shards to the disk, then record their state."""
+    for own in shards.values():
+        own.flush()
+    splits = {split: (own.done, own.tokens) for split, own in shards.items()}
+    write_json(out / JOURNAL, {"asked": settings, "pieces": pieces, "splits": splits})
 
 
 def _tokenizer(
     out: Path, journal: dict[str, Any], name: str, source: Source, every: int
 ) -> Tokenizer:
-    """The one asked for; a trained one is trained on what is not for validation, once."""
+    """The tokenizer by name. One that has to be trained is trained once, on the documents that are
+    not for validation."""
     if journal["pieces"]:
-        return tokenizers.stored(name, out)
+        return stored(name, out)
 
     def texts() -> Iterator[str]:
         seen = 0
@@ -216,7 +228,7 @@ def _tokenizer(
             if seen > TRAINED_ON:
                 return
 
-    made = tokenizers.make(name, texts())
+    made = make(name, texts())
     made.save(out)
     return made
 
@@ -224,8 +236,8 @@ def _tokenizer(
 def _encoded(
     encoder: Tokenizer, pieces: Iterator[tuple[Piece, int]]
 ) -> Iterator[tuple[list[Piece], list[Ids], int]]:
-    """Encode on all cores, in order, with a bounded number of tasks under way. Both tokenizers
-    leave Python while they work."""
+    """Encode on all cores, in order, with a bounded number of pending tasks. Threads are enough:
+    tiktoken and tokenizers release Python's global lock."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -247,6 +259,7 @@ def _encoded(
 
 
 def _batches(pieces: Iterator[tuple[Piece, int]]) -> Iterator[tuple[list[Piece], int]]:
+    """Group pieces into tasks of at least TASK characters."""
     batch: list[Piece] = []
     size = at = 0
     for piece, at in pieces:

@@ -1,7 +1,8 @@
-"""Tokenizers: GPT-2's BPE (tiktoken), plain bytes, or a BPE trained on the corpus (tokenizers).
+"""Tokenizers: GPT-2's BPE (tiktoken), bytes, or a BPE trained on the corpus (tokenizers).
 
-Each turns texts into numpy arrays of ids, has one id that ends a document, and is stored with the
-data it made, so that a sample can be read back without knowing how the data was prepared.
+Each converts text to a numpy array of ids, and has one id that marks the end of a document. A
+trained tokenizer is stored with the data, so that ids can be decoded later. This file may not know
+about sources of text or shards.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Ids = npt.NDArray[Any]
 
 
 class Tokenizer(Protocol):
-    """What the laboratory needs of a tokenizer."""
+    """The interface of all tokenizers. ``end`` is the id that marks the end of a document."""
 
     name: str
     size: int
@@ -32,7 +33,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """Every byte of UTF-8 is a token; 256 ends a document."""
+    """Every byte of UTF-8 is a token. 256 marks the end of a document."""
 
     name, size, end = "bytes", 257, 256
 
@@ -43,11 +44,11 @@ class Bytes:
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
 
     def save(self, folder: Path) -> None:
-        """Its name says all."""
+        """Do nothing: the name is enough to make it again."""
 
 
 class GPT2:
-    """GPT-2's own BPE, of 50,257 tokens. tiktoken fetches it once, or reads it from
+    """GPT-2's BPE with 50,257 tokens. tiktoken downloads it once, or reads it from
     ``TIKTOKEN_CACHE_DIR``."""
 
     name, size, end = "gpt2", 50257, 50256
@@ -56,48 +57,47 @@ class GPT2:
         import tiktoken
 
         try:
-            self._bpe = tiktoken.get_encoding("gpt2")
-        except Exception as error:  # requests' errors are many, and tiktoken lets them through
+            self.bpe = tiktoken.get_encoding("gpt2")
+        except Exception as error:  # tiktoken raises errors of many types from the network library
             raise LabError(
-                f"GPT-2's BPE could not be loaded ({type(error).__name__}): tiktoken fetches it "
-                "from the network once. Go online, point "
-                "TIKTOKEN_CACHE_DIR at a folder that holds it, or use the tokenizer bytes or "
-                "bpe:1024."
+                f"GPT-2's BPE could not be loaded ({type(error).__name__}): tiktoken downloads it "
+                "once. Check the network, set TIKTOKEN_CACHE_DIR to a folder that contains it, or "
+                "use the tokenizer bytes or bpe:1024."
             ) from None
 
     def encode(self, text: str) -> Ids:
-        # Straight to an array: lists of Python integers, as encode_ordinary makes them, cost more
-        # than the encoding.
-        return self._bpe.encode_to_numpy(text, disallowed_special=())
+        # encode_ordinary would return a list of Python integers, which takes longer to build than
+        # the encoding itself.
+        return self.bpe.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._bpe.decode([i for i in ids if i < self.size])
+        return self.bpe.decode([i for i in ids if i < self.size])
 
     def save(self, folder: Path) -> None:
-        """Its name says all."""
+        """Do nothing: the name is enough to make it again."""
 
 
 class Trained:
-    """A byte-level BPE trained on the corpus itself; no text is outside its vocabulary."""
+    """A byte-level BPE trained on the corpus. It can encode every text."""
 
     FILE = "tokenizer.json"
     END = "<|endoftext|>"
 
     def __init__(self, bpe: Any) -> None:
-        self._bpe = bpe
+        self.bpe = bpe
         self.size = bpe.get_vocab_size()
         self.end = bpe.token_to_id(self.END)
         self.name = f"bpe:{self.size}"
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> Trained:
-        """Learn ``size`` tokens from texts."""
+        """Train a BPE with ``size`` tokens on the texts."""
         import tokenizers
 
         if not 257 <= size <= 1 << 20:
             raise LabError(
-                f"tokenizer=bpe:{size}: a byte-level BPE holds the 256 bytes and an end of "
-                "document at least. Give 257 or more."
+                f"tokenizer=bpe:{size}: a byte-level BPE has at least the 256 bytes and an end of "
+                "document, and at most 2^20 tokens. Give a size from 257 to 1048576."
             )
         bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
         bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -113,33 +113,34 @@ class Trained:
 
     @classmethod
     def load(cls, folder: Path) -> Trained:
+        """Load the tokenizer that :meth:`save` stored in a folder."""
         import tokenizers
 
         path = folder / cls.FILE
         if not path.exists():
             raise LabError(
-                f"{folder} was made with a trained BPE, but its {cls.FILE} is gone: restore it, or "
-                "prepare the data again."
+                f"{folder} was made with a trained BPE, but its {cls.FILE} is missing. Restore it, "
+                "or prepare the data again."
             )
         return cls(tokenizers.Tokenizer.from_file(str(path)))
 
     def encode(self, text: str) -> Ids:
-        return np.asarray(self._bpe.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        return np.asarray(self.bpe.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._bpe.decode([i for i in ids if i < self.size])
+        return self.bpe.decode([i for i in ids if i < self.size])
 
     def save(self, folder: Path) -> None:
-        self._bpe.save(str(folder / self.FILE))
+        self.bpe.save(str(folder / self.FILE))
 
 
 def make(name: str, texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer by name; ``texts`` are only read if one is to be trained.
+    """A tokenizer by name. The ``texts`` are read only if it has to be trained.
 
     >>> make("bytes", ()).encode("hi").tolist()
     [104, 105]
     """
-    # tokenizers warns about threads after a fork; we never fork.
+    # Without this, tokenizers warns about threads after a fork. The laboratory does not fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if name == "bytes":
         return Bytes()
@@ -154,5 +155,5 @@ def make(name: str, texts: Iterable[str]) -> Tokenizer:
 
 
 def stored(name: str, folder: Path) -> Tokenizer:
-    """The tokenizer that data in ``folder`` was made with."""
+    """The tokenizer with which the data in ``folder`` was made."""
     return Trained.load(folder) if name.startswith("bpe:") else make(name, ())

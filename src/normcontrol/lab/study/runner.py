@@ -32,8 +32,9 @@ from normcontrol.lab.study.records import Record, Results
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.config import Config, differences
 from normcontrol.lab.training.device import choose, describe
-from normcontrol.lab.training.loop import Status, interruptible, train
+from normcontrol.lab.training.loop import Status, train
 from normcontrol.lab.training.run_folder import CONFIG, ENVIRONMENT, FREE
+from normcontrol.lab.training.signals import interruptible
 from normcontrol.lab.training.warm import Warm
 
 Show = Callable[[str, Status], None]

@@ -1,2 +1,4 @@
-"""One run: the loop, the model, the loss, the optimizers, checkpoints, the run folder, metrics,
-devices."""
+"""One training run: config, model, loss, optimizers, loop, metrics, checkpoints, run folder.
+
+Nothing in this folder may know about studies, commands or reports, which use it.
+"""

@@ -1,9 +1,10 @@
-"""Checkpoints that are whole or not there, and that know whether they are still what was written.
+"""Checkpoint files: written atomically, with a checksum in the name, and verified when loaded.
 
-A checkpoint is one file of torch.save, ``step-00000500-3f9a....pt``. It is written beside its
-place, fsynced, and renamed to a name that holds its step and the SHA-256 of its bytes: there is no
-moment at which a half-written file bears such a name, and any changed bit contradicts it. Loading
-runs no code from the file (``weights_only=True``).
+A checkpoint is one file of torch.save, ``step-00000500-3f9a....pt``. It is written to a temporary
+file in the same folder, fsynced, and renamed. The name contains the step and the SHA-256 of the
+bytes, so that a half-written file never has such a name, and a changed bit is detected. Loading
+runs no code from the file (``weights_only=True``). This file may not know what a checkpoint
+contains.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from normcontrol.lab.files import sha256, sync, sync_folder
 
 NAME = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
 KEPT = 2
-"""The newest, and the one before it in case the newest is damaged later."""
+"""How many checkpoints are kept: the newest, and the one before it in case the newest is damaged
+later."""
 
 
 class _Hashing:
-    """A file that hashes what is written to it, on the way to the disk: what the disk makes of it
-    is not trusted."""
+    """A file object that hashes the bytes before they are written. Hashing the file afterwards
+    would not detect errors of the disk."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest = file, hashlib.sha256()
@@ -41,8 +43,8 @@ class _Hashing:
 
 
 def save(folder: Path, step: int, content: dict[str, Any]) -> Path:
-    """Write a checkpoint and delete those older than the last good one. If it cannot be written,
-    nothing is lost."""
+    """Write a checkpoint, then delete all but the newest two. If it cannot be written, the earlier
+    ones are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f"step-{step:08d}.tmp"
     try:
@@ -65,15 +67,14 @@ def _cannot_write(folder: Path, step: int, error: BaseException) -> str:
     free = shutil.disk_usage(folder).free / 1e9
     earlier = found(folder)
     intact = (
-        f"The earlier checkpoint {earlier[-1].name} is intact: free some space and go on from it "
-        "with"
+        f"The earlier checkpoint {earlier[-1].name} is intact: free some space and continue from "
+        "it with"
         if earlier
-        else "Free some space, then"
+        else "Free some space, then run"
     )
     return (
-        f"The checkpoint of step {step} could not be written to {folder} ({error}); {free:.1f} GB "
-        f"are free there. {intact} "
-        f"`normcontrol train --resume {folder.parent}`."
+        f"The checkpoint of step {step} could not be written to {folder} ({error}). The disk has "
+        f"{free:.1f} GB free. {intact} `normcontrol train --resume {folder.parent}`."
     )
 
 
@@ -87,18 +88,18 @@ def found(folder: Path) -> list[Path]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, if it still is what was written."""
+    """Read a checkpoint, after its bytes have been compared with the checksum in its name."""
     name = NAME.fullmatch(path.name)
     if name is None:
         raise LabError(
-            f"{path} is not a checkpoint of this laboratory: its name should be like "
+            f"{path} is not a checkpoint of normcontrol.lab: its name should be like "
             "step-00000500-0123456789abcdef.pt."
         )
     if sha256(path)[:16] != name[2]:
-        others = [other for other in found(path.parent) if other != path and _whole(other)]
+        others = [other for other in found(path.parent) if other != path and _intact(other)]
         offer = (
-            f"The last good one is {others[-1].name}: delete or move the damaged file, and a "
-            "resume goes on from there."
+            f"The last good one is {others[-1].name}: delete or move the damaged file to resume "
+            "from it."
             if others
             else "There is no other checkpoint in the folder: restore this one from a copy, or "
             "start a new run."
@@ -111,12 +112,13 @@ def load(path: Path) -> dict[str, Any]:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise LabError(
-            f"The checkpoint {path} holds more than tensors and plain data, and could run code: it "
-            "is not loaded."
+            f"The checkpoint {path} contains Python objects other than tensors and plain data, "
+            "which could run code. It is not loaded."
         ) from None
 
 
-def _whole(path: Path) -> bool:
+def _intact(path: Path) -> bool:
+    """True if the bytes of a checkpoint match the checksum in its name."""
     name = NAME.fullmatch(path.name)
     return name is not None and sha256(path)[:16] == name[2]
 

@@ -1,7 +1,8 @@
-"""One typed config for everything a run depends on, and the presets.
+"""The config of a run as typed dataclasses, the checks of a config, and the presets.
 
-The command line is made from these dataclasses: a field is a flag, and the text under it is its
-help. A run folder stores the whole config as JSON, which is all that a resume needs.
+The command line is generated from these dataclasses: each field is a flag, and the text below it is
+the help of the flag. A run folder stores the whole config as JSON. This file may not import torch,
+and it knows nothing of how a config is carried out.
 """
 
 from __future__ import annotations
@@ -20,43 +21,43 @@ class Model:
     """The network: GPT-2, as nanoGPT builds it."""
 
     layers: int = 12
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     heads: int = 12
-    """Attention heads; the width must be divisible by them."""
+    """Number of attention heads. The width must be divisible by it."""
     width: int = 768
     """Width of the residual stream."""
     context: int = 1024
-    """Tokens that the model sees at once."""
+    """Length of an input sequence, in tokens."""
     bias: bool = False
-    """Biases in linear layers and LayerNorms."""
+    """Use biases in linear layers and LayerNorms."""
     dropout: float = 0.0
-    """Share of activations dropped in training."""
+    """Probability with which an activation is dropped in training."""
     init_seed: int = 0
     """Seed of the initial weights."""
     init_scale: float = 1.0
-    """Multiply the initial weight matrices by this. Ratios are still of the norm without it."""
+    """Multiply the initial weight matrices by this. Ratios still refer to the norm without it."""
     dropout_seed: int = 0
     """Seed of dropout."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What it is trained on, and how much of it at a step."""
+    """The training data, and the size of a batch."""
 
     data: str = "python"
     """A folder made by `normcontrol prepare`, a folder with nanoGPT's train.bin and val.bin, or
-    "python": the standard library of the Python that runs, its sources and docs."""
+    "python": the sources and docs of the standard library of the running Python."""
     tokenizer: str = "bpe:1024"
     """For "python" only: "gpt2", "bytes", or "bpe:SIZE" to train one on the corpus."""
     data_seed: int = 0
-    """Seed of the order of the data. Runs with the same seed see the same batch at the same step,
+    """Seed of the order of the data. Runs with the same seed get the same batch at the same step,
     whatever else differs."""
     tokens_per_step: int = 491_520
-    """Tokens in a batch, over all processes."""
+    """Number of tokens in a batch, over all processes."""
     micro_batch: int = 16
-    """Sequences that one process computes at a time. Only memory and speed depend on it."""
+    """Number of sequences that a process computes at a time. Only memory and speed depend on it."""
     also_validate: tuple[str, ...] = ()
-    """Other data to validate on after the last step: folders like those for --data, of which
+    """Other data to validate on after the last step: folders like those for --data. A folder with
     val.bin alone is enough."""
 
 
@@ -65,60 +66,59 @@ class Optim:
     """The optimizer, its learning rate, and the control of the norm."""
 
     optimizer: str = "AdamWN"
-    """AdamWN, any other method of `normcontrol methods`, or any optimizer of torch.optim, by
-    name."""
+    """Name of the optimizer: AdamWN, another method of `normcontrol methods`, or any optimizer of
+    torch.optim."""
     lr: float = 1e-3
     """Peak learning rate."""
     min_lr: float = 0.1
-    """Final learning rate, as a share of the peak."""
+    """Final learning rate, as a fraction of the peak."""
     schedule: Literal["cosine", "wsd"] = "cosine"
-    """After the warm-up: along a cosine to the final rate, or stable and then straight down to it
-    (wsd)."""
+    """Learning rate after the warm-up: a cosine down to the final rate, or constant and then linear
+    down to it (wsd)."""
     warmup: int = 2000
-    """Steps over which the learning rate grows from zero to its peak."""
+    """Number of steps in which the learning rate grows from zero to its peak."""
     decay: float = 0.2
-    """wsd only: the share of all steps that the final descent takes."""
+    """wsd only: the fraction of all steps in which the learning rate falls."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Adam's betas, for optimizers that have them."""
     weight_decay: float = 0.1
-    """Decay of matrices. Where the norm is controlled, nothing is decayed and this is not used."""
+    """Weight decay of matrices. Not used if the norm is controlled: then nothing is decayed."""
     clip: float = 1.0
-    """Largest norm of the gradient; 0 for none."""
+    """Largest norm of the gradient, or 0 for no clipping."""
     ratio: float | None = None
-    """Hold the norm of the matrices at this multiple of their initial norm (r_t); works with every
-    optimizer. AdamWN's default is 2."""
+    """Target norm of the matrices, as a multiple of their initial norm (r_t). Works with every
+    optimizer. The default of AdamWN is 2."""
     ratio_start: float = 1.0
-    """The ratio that the ramp starts from."""
+    """Ratio at the start of the ramp."""
     ramp: int = 2500
-    """Steps over which the ratio grows from its start; 0 for none."""
+    """Number of steps in which the ratio grows from ratio_start to ratio, or 0 for no ramp."""
     rate: float = 1e-2
-    """How much of the way to its target the norm goes at each step (k_t)."""
+    """Fraction of the distance to its target that the norm moves at each step (k_t)."""
     scope: Literal["global", "group", "tensor", "row", "col"] = "global"
     """Which weights share a controlled norm."""
     norm_layers: bool = False
-    """Control the gains of LayerNorms too, as the paper's appendix did. AdamWN only."""
+    """Control the scales of LayerNorms too, as in the paper's appendix. AdamWN only."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How long, on what, and what is written down."""
+    """The length of the run, the device, and what is logged and saved."""
 
     steps: int = 100_000
-    """Steps of the optimizer."""
+    """Number of optimizer steps."""
     log_every: int = 10
-    """Steps between lines of training loss and norm in metrics.jsonl."""
+    """Number of steps between lines of training loss and norm in metrics.jsonl."""
     eval_every: int = 1000
-    """Steps between evaluations over the whole validation split."""
+    """Number of steps between evaluations on the whole validation split."""
     checkpoint_every: int = 1000
-    """Steps between checkpoints; one is always written at the end, and on Ctrl-C. 0: on Ctrl-C
-    only."""
+    """Number of steps between checkpoints. One is also written at the end, and on Ctrl-C. 0: on
+    Ctrl-C only."""
     device: str = "auto"
-    """"cpu", "cuda", "cuda:1"...; "auto" takes a GPU if there is one."""
+    """"cpu", "cuda", "cuda:1"...; "auto" uses a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16 computes under autocast over fp32 weights; "auto" takes it where the device is fast at
-    it."""
+    """bf16 computes under autocast with fp32 weights. "auto" uses it on GPUs with bf16 units."""
     compile: bool = True
-    """torch.compile the model. On CPU it is never compiled: that would take longer than a tiny
+    """torch.compile the model. On a CPU it is never compiled: that would take longer than a tiny
     run."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp) or shard it (fsdp)."""
@@ -138,13 +138,13 @@ class Config:
     run: Run = field(default_factory=Run)
 
     def flat(self) -> dict[str, Any]:
-        """All fields by their own names, which are unique."""
+        """All fields of all sections by name. Names are unique."""
         return {
             key: value for part in dataclasses.asdict(self).values() for key, value in part.items()
         }
 
     def with_(self, **changes: Any) -> Config:
-        """A copy with some fields changed, by their own names.
+        """A copy with some fields changed, by name.
 
         >>> Config().with_(lr=2e-3, layers=6).optim.lr
         0.002
@@ -164,8 +164,7 @@ class Config:
 
     @classmethod
     def load(cls, path: Path) -> Config:
-        """Read a config that :meth:`save` wrote; keys this version does not know are refused by
-        name."""
+        """Read a config that :meth:`save` wrote. Unknown keys are an error that names them."""
         try:
             stored = json.loads(path.read_text())
         except FileNotFoundError:
@@ -187,11 +186,11 @@ class Config:
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot be run, before anything is spent on it."""
+    """Raise :class:`LabError` if the config cannot be run, before any work is done."""
     m, d, o, r = config.model, config.data, config.optim, config.run
     if m.width % m.heads:
         raise LabError(
-            f"width={m.width} is not divisible by heads={m.heads}: each head takes an equal share. "
+            f"width={m.width} is not divisible by heads={m.heads}: all heads have the same width. "
             "Change one of them."
         )
     for name in (
@@ -218,18 +217,17 @@ def check(config: Config) -> None:
         below = max(d.tokens_per_step // m.context, 1) * m.context
         raise LabError(
             f"tokens_per_step={d.tokens_per_step} is not divisible by context={m.context}: a batch "
-            "is whole sequences. "
-            f"Use {below} or {below + m.context}."
+            f"consists of whole sequences. Use {below} or {below + m.context}."
         )
     if o.warmup >= r.steps:
         raise LabError(
-            f"warmup={o.warmup} leaves nothing of steps={r.steps}: use a shorter warm-up, "
-            f"{max(r.steps // 20, 1)} for example."
+            f"warmup={o.warmup} is not less than steps={r.steps}: the learning rate would never "
+            f"reach its peak. Use a shorter warm-up, {max(r.steps // 20, 1)} for example."
         )
     if o.schedule == "wsd" and not 0 < o.decay <= 1:
         raise LabError(
-            f"decay={o.decay}: it is the share of the steps that wsd's final descent takes. Give a "
-            "number in (0, 1]."
+            f"decay={o.decay}: it is the fraction of the steps in which wsd lowers the learning "
+            "rate. Give a number in (0, 1]."
         )
 
 
@@ -269,13 +267,13 @@ def preset(name: str) -> Config:
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two configs differ: name to (old, new)."""
+    """The fields in which two configs differ, as {name: (old, new)}."""
     then, now = old.flat(), new.flat()
     return {key: (then[key], now[key]) for key in then if then[key] != now[key]}
 
 
 def field_type(name: str) -> Any:
-    """The declared type of a field, for reading values given as text."""
+    """The declared type of a field. It is used to parse values that are given as text."""
     for part in (Model, Data, Optim, Run):
         hints = get_type_hints(part)
         if name in hints:

@@ -1,5 +1,7 @@
-"""The device: which one, how it computes, what its peak is, and what to say when its memory is
-full."""
+"""Everything that depends on the device of a run: its choice and precision, its peak speed, the
+attention kernels, and the message when its memory is full. It may not know about the model, the
+optimizer or the training loop.
+"""
 
 from __future__ import annotations
 
@@ -28,24 +30,26 @@ PEAK_BF16 = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-"""Dense bf16 FLOP/s by the makers' data sheets, the more special names first."""
+"""Dense bf16 FLOP/s according to the manufacturers' data sheets. A name that contains another one
+comes before it."""
 
 
 def choose(name: str, local_rank: int = 0) -> torch.device:
-    """The device by its name; "auto" is the GPU if there is one."""
+    """The device with this name. "auto" is a GPU if there is one, else the CPU."""
     if name == "auto":
         name = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise LabError(
-            f"device={name!r} is not a device that torch knows. Give auto, cpu, cuda, or cuda:1."
+            f"device={name!r} is not the name of a device in torch. Give auto, cpu, cuda, or "
+            "cuda:1."
         ) from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise LabError(
-                f"device={name!r} was asked for, but torch sees no GPU here. Use --device cpu, or "
-                "a torch built for your GPU."
+                f"device={name!r} was requested, but torch finds no GPU. Use --device cpu, or a "
+                "torch built for your GPU."
             )
         if device.index is None:
             device = torch.device("cuda", local_rank)
@@ -53,28 +57,27 @@ def choose(name: str, local_rank: int = 0) -> torch.device:
     return device
 
 
-def precision(asked: str, device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast, or None for plain fp32. A CPU without bf16 units is slower in bf16, so
-    it is refused there."""
+def precision(name: str, device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast, or None to compute in fp32. bf16 on a device without bf16 matrix units
+    is slower than fp32, so it is an error."""
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         fast = device.type == "cpu" and torch.cpu._is_amx_tile_supported()
-    if asked == "bf16" and not fast:
+    if name == "bf16" and not fast:
         raise LabError(
-            f"precision=bf16 was asked for, but {describe(device)} has no bf16 matrix units and "
-            "would be slower than in fp32. Use "
-            "--precision fp32."
+            f"precision=bf16 was requested, but {describe(device)} has no bf16 matrix units and "
+            "would be slower than in fp32. Use --precision fp32."
         )
     return (
         torch.bfloat16
-        if asked == "bf16" or (asked == "auto" and fast and device.type == "cuda")
+        if name == "bf16" or (name == "auto" and fast and device.type == "cuda")
         else None
     )
 
 
 def describe(device: torch.device) -> str:
-    """The card's or the processor's name."""
+    """The name of the GPU or the CPU model."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -87,8 +90,8 @@ def describe(device: torch.device) -> str:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The card's dense bf16 peak, or None where it is not known: an MFU against a guess would be a
-    guess."""
+    """The dense bf16 FLOP/s of the GPU, or None if it is not known. An MFU is not computed from a
+    guessed peak."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -96,8 +99,8 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def attention(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """On a GPU, attention by cuDNN's kernel if it has one that fits, else by torch's own choice: on
-    Hopper it is the fastest."""
+    """On a GPU, prefer cuDNN's attention kernel, the fastest on Hopper. If it does not support the
+    inputs, torch uses the next one of the list."""
     if device.type != "cuda":
         return contextlib.nullcontext()
     kernels = [
@@ -111,26 +114,26 @@ def attention(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def memory_advice(config: Config) -> Iterator[None]:
-    """Say which knob to turn when the GPU's memory is full."""
+    """Replace torch's out-of-memory error by one that says which setting to change."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         micro = config.data.micro_batch
-        knob = (
-            f"Halve the micro-batch, --micro-batch {micro // 2}: it changes memory and speed, and "
-            "nothing else"
+        advice = (
+            f"Halve the micro-batch, --micro-batch {micro // 2}: only memory and speed depend on it"
             if micro > 1
-            else "The micro-batch is 1 already: shard the model over more GPUs (--parallel fsdp), "
+            else "The micro-batch is already 1: shard the model over more GPUs (--parallel fsdp), "
             "or use a shorter --context"
         )
         raise LabError(
-            f"The GPU's memory is full at micro_batch={micro}. {knob}. "
+            f"The GPU's memory is full at micro_batch={micro}. {advice}. "
             f"({str(error).splitlines()[0]})"
         ) from None
 
 
 class Stopwatch:
-    """Tokens a second since the last look."""
+    """Measures tokens per second. The caller adds to ``tokens``; :meth:`lap` returns the speed
+    since the last lap."""
 
     def __init__(self) -> None:
         self.then, self.tokens = time.perf_counter(), 0

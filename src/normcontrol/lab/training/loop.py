@@ -1,16 +1,15 @@
-"""The training loop, from top to bottom: data in, weights and metrics out.
+"""The training loop: it trains a model as its config says, and writes metrics and checkpoints.
 
-Everything that a run depends on is in its config; what the loop writes is enough to go on from any
-moment at which it may be stopped, and to end in the same bits.
+A run depends on nothing but its config. A run that is stopped at any moment can be resumed from the
+files in its folder, and ends in the same bits. This file may not know about studies or commands.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import signal
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from normcontrol.lab.data import batches as data
+from normcontrol.lab.data import batches
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint, parallel
-from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import (
     Stopwatch,
@@ -35,29 +33,31 @@ from normcontrol.lab.training.device import (
 from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import Log
 from normcontrol.lab.training.model import GPT
+from normcontrol.lab.training.optimizers import build, known_name, lr_at, target_at
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
     begin,
     check_same,
     describe_run,
-    held,
     keep_tokenizer,
+    locked,
     write_config,
     write_environment,
 )
+from normcontrol.lab.training.signals import interruptible
 from normcontrol.lab.training.telemetry import Telemetry, effective_decay
 from normcontrol.lab.training.warm import Warm
 from normcontrol.scope import SCOPES
 from normcontrol.weights.passes import measure
 
 PATIENCE = 5
-"""Steps in a row with a loss or gradient that is not finite, after which a run stops."""
+"""A run stops after this number of consecutive steps with a loss or gradient that is not finite."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What there is to show after a step."""
+    """The state of a run after a step, for the display."""
 
     step: int
     steps: int
@@ -81,34 +81,33 @@ def train(
     cache: Path | None = None,
     warm: Warm | None = None,
 ) -> bool:
-    """Train as ``config`` says in the run folder ``out``; True when finished, False when stopped
-    and saved before that.
+    """Train as ``config`` says.
 
-    Runs that are given the same ``warm`` use one compiled model, if its shape is the same.
+    Args:
+        config: the config of the run.
+        out: the run folder.
+        resume: continue the run in the folder. If False, the folder must not contain a run.
+        display: called at every step that is logged.
+        cache: folder for the prepared embedded corpus. Default: ``data`` beside the run folder.
+        warm: compiled models of earlier runs in this process, to be used again.
+
+    Returns:
+        True if the run is finished, False if it was interrupted and a checkpoint was saved.
     """
     check(config)
     world = parallel.join(config.run.device)
     device = choose(config.run.device, world.local_rank)
     dtype = precision(config.run.precision, device)
-    optim.known_name(config.optim.optimizer)
+    known_name(config.optim.optimizer)  # raises if there is no such optimizer
     if resume:
         check_same(out, config)
     elif world.first:
         begin(out, config)
     world.wait()
-    lock = held(out) if world.first else contextlib.nullcontext()
+    lock = locked(out) if world.first else contextlib.nullcontext()
     with lock, memory_advice(config), attention(device), interruptible() as interrupted:
-        return _train(
-            config,
-            out,
-            world,
-            device,
-            dtype,
-            display,
-            interrupted,
-            cache or out.parent / "data",
-            warm or Warm(),
-        )
+        cache, warm = cache or out.parent / "data", warm or Warm()
+        return _train(config, out, world, device, dtype, display, interrupted, cache, warm)
 
 
 def _train(
@@ -122,25 +121,29 @@ def _train(
     cache: Path,
     warm: Warm,
 ) -> bool:
+    """The whole run in one function, to be read from top to bottom."""
     # Data: every process reads the same shards and takes its own rows of each batch.
-    dataset = _prepared_once(config, world, cache)
+    dataset = _load_data(config, world, cache)
     rows = config.data.tokens_per_step // config.model.context
     mine, micro = world.share(rows, config.data.micro_batch)
-    batches = data.Batches(dataset.train, config.model.context, rows, config.data.data_seed)
-    held_out = data.validation(dataset.val, config.model.context)
-    others = [data.load_validation(given, dataset) for given in config.data.also_validate]
+    train_batches = batches.Batches(
+        dataset.train, config.model.context, rows, config.data.data_seed
+    )
+    val_windows = batches.validation(dataset.val, config.model.context)
+    others = [batches.load_validation(given, dataset) for given in config.data.also_validate]
 
-    # Model: initialised on the CPU, then scaled, moved, and spread. The ratio is of the norm before
-    # it was scaled.
-    model = GPT.initialised(config.model, data.padded(dataset.vocab))
+    # Model: initialised on the CPU, then scaled, moved to the device and sharded. Ratios refer to
+    # the norm before it is scaled.
+    model = GPT.initialised(config.model, batches.padded(dataset.vocab))
     initial_norm = weight_norm(model)
     if config.model.init_scale != 1:
         torch._foreach_mul_([p.data for p in model.matrices()], config.model.init_scale)
     model = warm.place(model, device) if world.size == 1 else model.to(device)
     parallel.shard(model, world, config.run.parallel, dtype, device)
-    optimizers = optim.build(config, model)
+    optimizers = build(config, model)
 
-    # Resume: weights, optimizer and position from the newest checkpoint; metrics cut back to it.
+    # Resume: load weights, optimizers and step from the newest checkpoint, and truncate the metrics
+    # to their size at that checkpoint.
     first, skipped, logged = 1, 0, 0
     newest = checkpoint.latest(out / CHECKPOINTS)
     if newest is not None:
@@ -148,7 +151,7 @@ def _train(
         if state["data"] != dataset.digest:
             raise LabError(
                 f"The data in {dataset.folder} is not what {out} was trained on: its digest "
-                "differs. Bring the old data back."
+                "differs. Restore the old data."
             )
         parallel.load_state(model, optimizers, state)
         first, skipped, logged = state["step"] + 1, state["skipped"], state["logged"]
@@ -159,8 +162,7 @@ def _train(
         write_environment(out, describe_run(device, world.size, dataset))
         keep_tokenizer(dataset.folder, out)
 
-    # How it is computed: fp32 weights, bf16 autocast where the device is good at it, compiled on
-    # GPUs.
+    # Computation: fp32 weights, bf16 autocast if chosen, and compiled on GPUs.
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
@@ -182,20 +184,19 @@ def _train(
             checkpoint.save(out / CHECKPOINTS, step, {**about, **state})
         world.wait()
 
-    def evaluate_on(windows: list[data.Tokens]) -> float:
+    def evaluate_on(windows: list[batches.Tokens]) -> float:
         return evaluate(network, windows, micro, world, device, autocast)
 
     steps = config.run.steps
     if first == 1:
         log.write(
             0,
-            val_loss=evaluate_on(held_out),
+            val_loss=evaluate_on(val_windows),
             ratio=weight_norm(model, world) / initial_norm,
             **telemetry.norms(),
         )
-    feed = data.feed(
-        batches, mine, micro, device, range(first - 1, steps)
-    )  # batches count from 0, steps from 1
+    # Batches count from 0, steps from 1.
+    feed = batches.feed(train_batches, mine, micro, device, range(first - 1, steps))
     accumulation = (mine.stop - mine.start) // micro
     bad: deque[dict[str, Any]] = deque(maxlen=PATIENCE)
     watch, val_loss = Stopwatch(), None
@@ -203,7 +204,7 @@ def _train(
     network.train()
 
     for step in range(first, steps + 1):
-        lr = optim.lr_at(config, step)
+        lr = lr_at(config, step)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -213,7 +214,7 @@ def _train(
             x, y = next(feed)
             if config.model.dropout:
                 _seed_dropout(config, step, i, world)
-            with parallel.last_only(network, last=i == accumulation - 1):
+            with parallel.gradient_sync(network, last=i == accumulation - 1):
                 with autocast:
                     part = network(x, y) / accumulation
                 part.backward()
@@ -225,11 +226,11 @@ def _train(
 
         last = step == steps
         evaluates = step % config.run.eval_every == 0 or last
-        seen: dict[str, float] = {}  # what a step that is evaluated did to the weights
+        seen: dict[str, float] = {}  # measurements of the weights around an evaluated step
 
-        # The one wait for the device in a step: is this one to be applied? By now the next batch is
-        # on its way, and if the optimizers can read the answer on the device, so is the step
-        # itself.
+        # The host waits for the device here and only here: it reads whether the loss and the
+        # gradient are finite. The next batch is already being loaded. If the optimizers can read
+        # the flag on the device, the step is already launched.
         finite = torch.isfinite(loss) & torch.isfinite(grad_norm)
         before = telemetry.copy() if evaluates else []
         if early:
@@ -254,15 +255,14 @@ def _train(
             optimizer.zero_grad(set_to_none=True)
         watch.tokens += config.data.tokens_per_step
         if len(bad) == PATIENCE:
-            _give_up(out, bad, batches, world)
+            _give_up(out, bad, train_batches, world)
 
         if step % config.run.log_every == 0 or last:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
-            target = optim.target_at(config.optim, step)
-            aim = (
-                {} if target is None else {"ratio/target": target}
-            )  # trackers draw the ratio against it
+            target = target_at(config.optim, step)
+            # Trackers draw a value and its target in one chart.
+            aim = {} if target is None else {"ratio/target": target}
             if not bad:
                 log.write(
                     step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio, **aim
@@ -270,13 +270,13 @@ def _train(
             log.time(step, tokens_per_second=speed, mfu="unknown" if mfu is None else mfu)
             display(Status(step, steps, float(loss), ratio, target, val_loss, speed, mfu))
         if evaluates:
-            val_loss = evaluate_on(held_out)
-            elsewhere = {
-                f"val_loss_{name}": evaluate_on(data.validation(t, config.model.context))
+            val_loss = evaluate_on(val_windows)
+            other_losses = {
+                f"val_loss_{name}": evaluate_on(batches.validation(t, config.model.context))
                 for name, t, _ in others
                 if last
             }
-            log.write(step, val_loss=val_loss, **elsewhere, **seen)
+            log.write(step, val_loss=val_loss, **other_losses, **seen)
             watch = Stopwatch()
         stop = world.any(interrupted(), device)
         every = config.run.checkpoint_every
@@ -292,16 +292,17 @@ def _train(
 
 
 def steps_early(optimizers: list[Optimizer], device: torch.device) -> bool:
-    """Whether steps can be on their way before it is known that they are to be applied: on a GPU,
-    which would have to wait for the host otherwise, by optimizers that know GradScaler's flag."""
+    """True if a step can be launched before the host knows whether the loss is finite: on a GPU,
+    which would otherwise wait for the host, with optimizers that support the ``found_inf`` flag of
+    GradScaler."""
     return device.type == "cuda" and all(
         getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers
     )
 
 
 def step_where(finite: Tensor, optimizers: list[Optimizer]) -> None:
-    """A step of the optimizers if ``finite`` says so on the device. They are told as GradScaler
-    would tell them."""
+    """Launch a step of the optimizers that has an effect only if ``finite``, a flag on the device,
+    is true. The flag is passed as ``found_inf``, as GradScaler does."""
     for optimizer in optimizers:
         optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         optimizer.step()
@@ -310,8 +311,8 @@ def step_where(finite: Tensor, optimizers: list[Optimizer]) -> None:
 
 @torch.no_grad()
 def weight_norm(model: GPT, world: World | None = None) -> float:
-    """The norm of all matrices together, over all processes: what nanoGPT decays and the paper
-    controls."""
+    """The joint norm of all matrices, over all processes: of the weights that nanoGPT decays and
+    the paper controls."""
     scope = SCOPES["global"]
     norm = scope.join(measure([parallel.local(p) for p in model.matrices()], scope))
     return (
@@ -324,22 +325,22 @@ def weight_norm(model: GPT, world: World | None = None) -> float:
 @torch.no_grad()
 def evaluate(
     network: nn.Module,
-    windows: list[data.Tokens],
+    windows: list[batches.Tokens],
     micro: int,
     world: World,
     device: torch.device,
     autocast: Any,
 ) -> float:
-    """The mean loss over the whole validation split, the processes taking turns through it."""
+    """The mean loss over all windows, divided among the processes."""
     network.eval()
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for start in range(0, len(windows), micro * world.size):
-        # Every process computes in every round, if need be with no rows that count: sharded models
-        # gather in step. Every batch is full, the last one with rows whose targets are ignored:
-        # another shape would be compiled anew.
+        # A sharded model needs all processes in every round, so a process without windows computes
+        # one that is not counted. Every batch is filled up to the same shape with rows whose
+        # targets are ignored: another shape would be compiled again.
         mine = windows[start + world.rank * micro : start + (world.rank + 1) * micro]
         rows = mine or windows[:1]
-        tokens = data.stack(rows + rows[:1] * (micro - len(rows))).to(device)
+        tokens = batches.stack(rows + rows[:1] * (micro - len(rows))).to(device)
         targets = tokens[:, 1:].clone()
         targets[len(rows) :] = IGNORED
         with autocast:
@@ -348,62 +349,43 @@ def evaluate(
             [loss.double() * len(mine), torch.tensor(len(mine), dtype=torch.float64, device=device)]
         )
     network.train()
-    parallel.settle(network)
+    parallel.reshard(network)
     summed, count = world.total(total).tolist()
     return summed / count
 
 
-def _prepared_once(config: Config, world: World, cache: Path) -> data.Dataset:
-    """The data; if it has to be made first, one process makes it and the others wait."""
+def _load_data(config: Config, world: World, cache: Path) -> batches.Dataset:
+    """Load the data. If it has to be prepared first, one process does so and the others wait."""
     if world.first:
-        dataset = data.load(config.data.data, config.data.tokenizer, cache)
+        dataset = batches.load(config.data.data, config.data.tokenizer, cache)
     world.wait()
-    return dataset if world.first else data.load(config.data.data, config.data.tokenizer, cache)
+    return dataset if world.first else batches.load(config.data.data, config.data.tokenizer, cache)
 
 
 def _seed_dropout(config: Config, step: int, micro: int, world: World) -> None:
-    """Dropout as a function of (seed, step, micro-batch, process): nothing to save, nothing to
-    restore."""
+    """Seed dropout with (seed, step, micro-batch, process), so that a checkpoint need not store the
+    state of the random number generator."""
     torch.manual_seed(hash((config.model.dropout_seed, step, micro, world.rank)) % (1 << 63))
 
 
-def _give_up(out: Path, bad: deque[dict[str, Any]], batches: data.Batches, world: World) -> None:
-    """Stop a run that has lost its way, and leave what is needed to see why."""
+def _give_up(
+    out: Path, bad: deque[dict[str, Any]], train_batches: batches.Batches, world: World
+) -> None:
+    """Save the losses and batches of the last steps, and raise the error that ends the run."""
     path = out / "not-finite.pt"
     if world.first:
         record = [
             {
                 **entry,
-                "tokens": batches(entry["step"] - 1, slice(0, batches.rows))[0].to(torch.int32),
+                "tokens": train_batches(entry["step"] - 1, slice(0, train_batches.rows))[0].to(
+                    torch.int32
+                ),
             }
             for entry in bad
         ]
         torch.save(record, path)
     raise LabError(
         f"The loss or gradient was not finite in {len(bad)} steps in a row, {bad[0]['step']} to "
-        f"{bad[-1]['step']}. None of them was "
-        f"applied. Their losses and batches are in {path}; a lower --lr, or a longer --warmup, is "
-        "the usual remedy."
+        f"{bad[-1]['step']}. None of them was applied. Their losses and batches are in {path}. Try "
+        "a lower --lr or a longer --warmup."
     )
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C (or SIGTERM) ask for an orderly end, and the second one force it."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: Any) -> None:
-        asked.append(number)
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-
-    before: dict[int, Any] = {}
-    try:
-        before |= {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: whoever is, handles signals
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,9 +1,9 @@
-"""What a run writes down: an append-only JSONL file, and TensorBoard or Weights & Biases on
-request.
+"""The logs of a run: append-only JSONL files and, on request, TensorBoard or Weights & Biases.
 
-``metrics.jsonl`` holds only what the computation decides, so that an interrupted and resumed run
-ends with the same bytes as an undisturbed one; speeds and times are in ``timing.jsonl``. On resume
-the first is cut back to the checkpoint.
+``metrics.jsonl`` contains only values that the computation determines, so that a resumed run ends
+with the same bytes as an uninterrupted one. Speeds are in ``timing.jsonl``. On resume
+``metrics.jsonl`` is truncated to its size at the checkpoint. This file may not know which values
+are logged.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ METRICS, TIMING = "metrics.jsonl", "timing.jsonl"
 
 
 class Log:
-    """The open logs of a run that is about to make step ``first``. Other processes than the first
-    write nothing."""
+    """The open logs of a run.
+
+    Args:
+        folder: the run folder.
+        config: the config of the run.
+        writes: False in all processes but the first: they log nothing.
+        keep: bytes of ``metrics.jsonl`` to keep. The rest is deleted.
+        first: the first step that will be logged.
+    """
 
     def __init__(
         self, folder: Path, config: Config, writes: bool = True, keep: int = 0, first: int = 0
@@ -37,8 +44,8 @@ class Log:
             size = path.stat().st_size
             if size < keep:
                 raise LabError(
-                    f"{path} has {size} bytes, but its checkpoint was written after {keep}: it was "
-                    "cut short. Restore it from a copy."
+                    f"{path} has {size} bytes, but had {keep} when the checkpoint was written: it "
+                    "was truncated. Restore it from a copy."
                 )
             os.truncate(path, keep)
         self.metrics, self.timing = JSONL(path), JSONL(folder / TIMING)
@@ -57,12 +64,12 @@ class Log:
             raise LabError(str(error)) from None
 
     def write(self, step: int, **values: float) -> None:
-        """One line of what was computed."""
+        """Append a line to ``metrics.jsonl``: values that the computation determines."""
         if self.metrics is not None:
             self._line(self.metrics, step, values)
 
     def time(self, step: int, **values: Any) -> None:
-        """One line of how fast it was."""
+        """Append a line to ``timing.jsonl``: values that depend on the machine."""
         if self.metrics is not None:
             self._line(self.timing, step, values)
 
@@ -71,8 +78,8 @@ class Log:
             tracker.log(step, values)
 
     def size(self) -> int:
-        """Bytes of metrics that are on disk for good: a checkpoint stores this, and a resume cuts
-        back to it."""
+        """The size of ``metrics.jsonl`` in bytes, all of them flushed to the disk. A checkpoint
+        stores it, and a resume truncates the file to it."""
         return self.metrics.size() if self.metrics is not None else 0
 
     def close(self) -> None:
@@ -82,7 +89,7 @@ class Log:
 
 
 def read(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
-    """All lines of a run's metrics; a last line that was cut off in the middle is left out."""
+    """All lines of a log of a run. An incomplete last line is skipped."""
     path = folder / name
     if not path.exists():
         return []
@@ -94,7 +101,8 @@ def read(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
 
 
 def _wandb_id(folder: Path) -> str:
-    """Of this run alone, whatever other folders are called, and the same when it is resumed."""
+    """The id of the run at Weights & Biases: random, so that folders of the same name do not
+    collide, and stored in the folder, so that a resumed run keeps it."""
     path = folder / "wandb-id"
     if not path.exists():
         path.write_text(secrets.token_hex(8))

@@ -1,8 +1,7 @@
-"""GPT-2 as nanoGPT (Karpathy) builds and initialises it: pre-norm blocks, learned positions, head
-tied to the embedding.
+"""GPT-2 as nanoGPT (Karpathy) builds and initialises it: pre-norm blocks, learned positions, and an
+output head tied to the token embedding. It may not know about data, optimizers or devices.
 
-It knows its own shape and nothing of data, optimizers or devices. Parameters carry nanoGPT's names,
-without their common prefix.
+Parameters have nanoGPT's names, without the prefix that is common to all of them.
 """
 
 from __future__ import annotations
@@ -42,6 +41,8 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Two linear layers with GELU between them."""
+
     def __init__(self, config: Model) -> None:
         super().__init__()
         self.dropout = config.dropout
@@ -53,6 +54,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and MLP, each with a LayerNorm before it and a residual connection around it."""
+
     def __init__(self, config: Model) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.width, bias=config.bias)
@@ -66,7 +69,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model; ``vocab`` is the number of rows of the embedding.
+    """The model. ``vocab`` is the number of rows of the token embedding.
 
     >>> from normcontrol.lab.training.config import Model
     >>> with torch.device("meta"):
@@ -86,19 +89,19 @@ class GPT(nn.Module):
 
     @classmethod
     def initialised(cls, config: Model, vocab: int) -> GPT:
-        """A model with its initial weights, on the CPU. torch's own, which would be drawn first and
-        thrown away, are left out."""
+        """A model with its initial weights, on the CPU. It is created on the meta device, which
+        skips the default initialisation of torch's layers."""
         with torch.device("meta"):
             model = cls(config, vocab)
         model.to_empty(device="cpu").initialise(config.init_seed)
         return model
 
     def initialise(self, seed: int) -> None:
-        """nanoGPT's init: normal with std 0.02, the projections back into the residual stream
-        1/sqrt(2 * layers) of that.
+        """nanoGPT's initialisation: normal with std 0.02, and 0.02 / sqrt(2 * layers) for the
+        projections into the residual stream.
 
-        The numbers are drawn on the CPU from a generator of their own, so that every device and
-        every optimizer starts from the same weights.
+        The numbers are drawn on the CPU from a separate generator, so that every device and every
+        optimizer starts from the same weights.
         """
         generator = torch.Generator().manual_seed(seed)
         for name, p in self.named_parameters():
@@ -113,7 +116,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(p) if name.endswith("bias") else nn.init.ones_(p)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """The mean loss if targets are given; else the logits of the last position."""
+        """The mean loss if targets are given, else the logits of the last position."""
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
         x = F.dropout(x, self.config.dropout, self.training)
         for block in self.h:
@@ -124,11 +127,12 @@ class GPT(nn.Module):
         return linear_cross_entropy(x.flatten(0, 1), self.wte.weight, targets.flatten())
 
     def matrices(self) -> list[nn.Parameter]:
-        """What nanoGPT decays, and the paper controls: tensors of two or more dimensions."""
+        """The tensors of two or more dimensions: those that nanoGPT decays and the paper
+        controls."""
         return [p for p in self.parameters() if p.dim() >= 2]
 
     def flops_per_token(self) -> int:
-        """Of forward and backward, as PaLM's appendix B counts them: 6 a weight, 12 * layers *
-        width * context for attention."""
+        """FLOPs of the forward and backward pass per token, as in appendix B of PaLM: 6 per weight,
+        and 12 * layers * width * context for attention."""
         weights = sum(p.numel() for p in self.parameters()) - self.wpe.weight.numel()
         return 6 * weights + 12 * self.config.layers * self.config.width * self.config.context

@@ -1,7 +1,9 @@
-"""Optimizers by name, torch's and the published methods, and the learning rate at every step.
+"""Builds the optimizers of a run from its config, and computes the learning rate of every step.
 
-Every optimizer gets nanoGPT's two groups: matrices, which are regularised, and the rest, which is
-left alone. Methods whose authors leave the embedding alone too get those of their authors.
+An optimizer is chosen by name: one of torch.optim, or a published method. It gets nanoGPT's two
+parameter groups: matrices, which are regularised, and the rest, which is not. Methods whose authors
+exclude the embeddings too get the groups of their authors. This file may not know about data, the
+training loop or devices.
 """
 
 from __future__ import annotations
@@ -20,26 +22,27 @@ from normcontrol.lab.training.config import Config, Optim
 from normcontrol.methods import METHODS, hidden
 
 DEFAULT_RATIO = 2.0
-"""The paper's best run, Figure 3."""
+"""The ratio of the paper's best run, Figure 3."""
 
 RELATIVE = 8.0
-"""How many learning rates long a Hyperball step of hidden matrices is, relative to their norm;
-embeddings and the rest take Adam's. Adam's own steps are about that long, 0.23 lr for each weight,
-when weights have an rms of 0.03."""
+"""The length of a Hyperball step of a hidden matrix, relative to its norm, in multiples of the
+learning rate. The other weights take Adam's steps. Adam's own steps have about this length, 0.23 lr
+for each weight, if the weights have an rms of 0.03."""
 
-# They need a closure, or sparse gradients: this loop has neither.
+# These optimizers need a closure or sparse gradients, which the training loop does not provide.
 UNFIT = {"LBFGS", "SparseAdam", "Optimizer"}
 TORCH: dict[str, type[Optimizer]] = {
     name: kind
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
 }
-# Weight normalisation changes the model, and QK-Clip needs logits that this model does not tell.
+# Weight normalisation changes the model, and QK-Clip needs attention logits, which the model does
+# not return.
 OURS = [name for name in METHODS if name not in ("weight-norm", "QK-Clip")]
 
 
 def known_name(given: str) -> str:
-    """The optimizer's name as it is spelled.
+    """The name of an optimizer in its usual spelling, whatever the case of the given one.
 
     >>> known_name("adamwn"), known_name("sgd")
     ('AdamWN', 'SGD')
@@ -50,26 +53,26 @@ def known_name(given: str) -> str:
             return name
     if given.lower() in {name.lower() for name in UNFIT}:
         raise LabError(
-            f"{given} needs a closure or sparse gradients, which this training loop does not have. "
-            "Choose another optimizer."
+            f"{given} needs a closure or sparse gradients, which the training loop does not "
+            "provide. Choose another optimizer."
         )
     raise LabError(f"There is no optimizer {given!r}. {nearest(given, names)}")
 
 
 def ratio_schedule(o: Optim) -> float | linear:
-    """r_t of the unscaled initial norm: the paper's ramp, then constant."""
+    """The ratio r_t to the initial norm without init_scale: the paper's ramp, then constant."""
     ratio = DEFAULT_RATIO if o.ratio is None else o.ratio
     return linear(o.ratio_start, ratio, steps=o.ramp) if o.ramp else ratio
 
 
 def is_controlled(o: Optim) -> bool:
-    """Whether the norm is held at a ratio."""
+    """True if the norm is controlled to a ratio."""
     name = known_name(o.optimizer)
     return name == "AdamWN" or (o.ratio is not None and name in TORCH)
 
 
 def target_at(o: Optim, step: int) -> float | None:
-    """The target ratio at a step, or None where the norm is not controlled."""
+    """The target ratio at a step, or None if the norm is not controlled."""
     if not is_controlled(o):
         return None
     schedule = ratio_schedule(o)
@@ -77,7 +80,7 @@ def target_at(o: Optim, step: int) -> float | None:
 
 
 def lr_at(config: Config, step: int) -> float:
-    """The learning rate of step 1, 2, ... steps: linear warm-up, then cosine or wsd.
+    """The learning rate of a step, counted from 1: linear warm-up, then cosine or wsd.
 
     >>> c = Config().with_(lr=1.0, warmup=10, steps=100)
     >>> lr_at(c, 5), lr_at(c, 10), round(lr_at(c, 55), 3), round(lr_at(c, 100), 3)
@@ -94,7 +97,7 @@ def lr_at(config: Config, step: int) -> float:
 
 
 def build(config: Config, model: nn.Module) -> list[Optimizer]:
-    """The optimizers of a run: one, or two where the first takes only hidden matrices (Muon)."""
+    """The optimizers of a run: one, or two if the first accepts only hidden matrices (Muon)."""
     o, name = config.optim, known_name(config.optim.optimizer)
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
@@ -110,12 +113,12 @@ def build(config: Config, model: nn.Module) -> list[Optimizer]:
             else _method(config, name, model)
         )
     except ValueError as error:
-        raise LabError(f"{o.optimizer} refuses these settings. {error}") from error
+        raise LabError(f"{o.optimizer} does not accept these settings. {error}") from error
 
 
 def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
-    """A published method with what it takes of the config's settings; one that waits does so for
-    twice the warm-up."""
+    """A published method with the settings of the config that it takes. A method whose control
+    starts or switches at a step does so after twice the warm-up."""
     o, method = config.optim, METHODS[name]
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     matrices = [
@@ -140,6 +143,8 @@ def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
 
 
 def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
+    """AdamWN, or an optimizer of torch.optim, which :class:`NormControl` wraps if a ratio is
+    given."""
     o = config.optim
     groups: list[dict[str, Any]] = [
         {"params": [(n, p) for n, p in named if p.dim() >= 2]},
@@ -152,8 +157,8 @@ def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Op
     options = {key: value for key, value in options.items() if key in takes}
     if "fused" in takes and not any(hasattr(p, "device_mesh") for _, p in named):
         options["fused"] = True
-    # The model is scaled by init_scale before the optimizer sees it: a ratio to the unscaled norm
-    # is so much less of that one.
+    # The config's ratio refers to the norm before the weights were multiplied by init_scale. The
+    # optimizer's ratio refers to the norm after it.
     ratio = _divided(ratio_schedule(o), config.model.init_scale)
     if name == "AdamWN":
         if o.norm_layers:

@@ -1,8 +1,8 @@
-"""Several processes under torchrun: who am I, which rows are mine, and how the model is spread (DDP
-or FSDP2).
+"""Training with several processes under torchrun: ranks, the rows of each rank, DDP and FSDP2.
 
-A single process is a world of one, through the same calls. A checkpoint holds whole tensors
-whatever the world was, so that it can be resumed by any other number of processes.
+A single process uses the same calls, as a world of size 1. Checkpoints contain whole tensors, so
+that a run can be resumed with another number of processes. This file may not know about data, the
+training loop or the run folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from normcontrol.lab.training.model import GPT
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others."""
+    """The rank of this process and the number of processes."""
 
     rank: int = 0
     size: int = 1
@@ -33,25 +33,24 @@ class World:
 
     @property
     def first(self) -> bool:
-        """The process that writes."""
+        """True for rank 0, the process that writes files."""
         return self.rank == 0
 
     def share(self, rows: int, micro: int) -> tuple[slice, int]:
-        """This process's rows of a batch, and the micro-batch, which is never more than those."""
+        """The rows of a batch that belong to this process, and the size of its micro-batch, at most
+        the number of these rows."""
         mine = rows // self.size
         if rows % self.size:
             raise LabError(
-                f"A batch of {rows} sequences cannot be divided among {self.size} processes. Set "
-                "tokens_per_step to a multiple of "
-                "context * processes."
+                f"A batch of {rows} sequences cannot be divided equally among {self.size} "
+                "processes. Set tokens_per_step to a multiple of context * processes."
             )
         micro = min(micro, mine)
         if mine % micro:
             fitting = next(m for m in range(micro, 0, -1) if mine % m == 0)
             raise LabError(
                 f"micro_batch={micro} does not divide the {mine} sequences that a process has in a "
-                f"step. Use --micro-batch {fitting}: the "
-                "results do not depend on it."
+                f"step. Use --micro-batch {fitting}: the results do not depend on it."
             )
         return slice(self.rank * mine, (self.rank + 1) * mine), micro
 
@@ -69,7 +68,7 @@ class World:
         return value
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether the flag is raised in any process."""
+        """True if the flag is true in any process."""
         return (
             flag
             if self.size == 1
@@ -77,18 +76,19 @@ class World:
         )
 
     def wait(self) -> None:
+        """Wait until all processes have called this."""
         if self.size > 1:
             dist.barrier()
 
 
 def is_first() -> bool:
-    """Whether this process is the one that speaks and writes, as torchrun says before there is a
-    world."""
+    """True if this process has rank 0, the one that prints and writes files. Reads torchrun's
+    environment variable, so it works before :func:`join`."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def join(device: str) -> World:
-    """The world that torchrun made, or a world of one."""
+    """Join the process group of torchrun, if this process was started by it."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World()
     world = World(
@@ -105,16 +105,16 @@ def join(device: str) -> World:
 
 
 def leave() -> None:
+    """Destroy the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def exit_now(status: int) -> NoReturn:
-    """End this process without winding the interpreter down.
+    """Run the exit handlers and end this process without finalising the Python interpreter.
 
-    After DDP or FSDP, gloo's threads outlive the group that is destroyed. One that lets go of its
-    last tensor late asks for an interpreter that is no more, and aborts a process whose work is
-    done.
+    After DDP or FSDP, threads of gloo still run when the process group has been destroyed. If one
+    of them frees its last tensor after the interpreter was finalised, it aborts the process.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -125,8 +125,8 @@ def exit_now(status: int) -> NoReturn:
 def shard(
     model: GPT, world: World, parallel: str, dtype: torch.dtype | None, device: torch.device
 ) -> None:
-    """Shard the model's parameters in place, block by block, if FSDP is asked for and there is more
-    than one process."""
+    """Shard the parameters of the model in place, block by block. Does nothing unless ``parallel``
+    is "fsdp" and there is more than one process."""
     if parallel != "fsdp" or world.size == 1:
         return
     from torch.distributed.device_mesh import init_device_mesh
@@ -140,7 +140,7 @@ def shard(
 
 
 def replicate(model: nn.Module, world: World, parallel: str, device: torch.device) -> nn.Module:
-    """The model to call: wrapped for DDP if that is asked for and there is more than one
+    """The model to call: wrapped for DDP if ``parallel`` is "ddp" and there is more than one
     process."""
     if parallel != "ddp" or world.size == 1:
         return model
@@ -149,8 +149,9 @@ def replicate(model: nn.Module, world: World, parallel: str, device: torch.devic
     )
 
 
-def last_only(model: nn.Module, last: bool) -> Any:
-    """Gradients are reduced over processes in the last micro-batch of a step only."""
+def gradient_sync(model: nn.Module, last: bool) -> Any:
+    """A context for the backward pass of a micro-batch: gradients are reduced over the processes
+    only in the last micro-batch of a step."""
     if isinstance(model, nn.parallel.DistributedDataParallel) and not last:
         return model.no_sync()
     if is_sharded(model):
@@ -159,17 +160,17 @@ def last_only(model: nn.Module, last: bool) -> Any:
 
 
 def whole(value: Tensor) -> Tensor:
-    """A tensor that is the same everywhere: the whole of a sharded one."""
+    """The full tensor of a sharded tensor; any other tensor itself."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def local(value: Any) -> Tensor:
-    """This process's part of a sharded tensor; the whole of any other."""
+    """This process's shard of a sharded tensor; any other tensor itself."""
     return value.to_local() if hasattr(value, "to_local") else value
 
 
-def settle(model: nn.Module) -> None:
-    """Shard again what a forward pass without a backward pass has left gathered."""
+def reshard(model: nn.Module) -> None:
+    """Shard the parameters again that a forward pass without a backward pass left unsharded."""
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()  # type: ignore[operator]
@@ -180,7 +181,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def state_of(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
-    """The state of model and optimizers, in whole tensors. All processes must call it."""
+    """The state of the model and the optimizers, as whole tensors. All processes must call this."""
     saved = [o.state_dict() for o in optimizers]
     if not is_sharded(model):
         return {"model": model.state_dict(), "optimizers": saved}
@@ -194,7 +195,7 @@ def state_of(model: nn.Module, optimizers: list[Optimizer]) -> dict[str, Any]:
 
 
 def load_state(model: nn.Module, optimizers: list[Optimizer], state: dict[str, Any]) -> None:
-    """The reverse of :func:`state_of`, into any world."""
+    """Load what :func:`state_of` returned, whatever the number of processes was then."""
     if not is_sharded(model):
         model.load_state_dict(state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -205,14 +206,15 @@ def load_state(model: nn.Module, optimizers: list[Optimizer], state: dict[str, A
     set_model_state_dict(model, state["model"], options=StateDictOptions(full_state_dict=True))
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        spread = {
+        sharded = {
             index: {key: _like(value, params[index]) for key, value in own.items()}
             for index, own in saved["state"].items()
         }
-        optimizer.load_state_dict({**saved, "state": spread})
+        optimizer.load_state_dict({**saved, "state": sharded})
 
 
 def _map(value: Any, function: Any) -> Any:
+    """Apply the function to all tensors in nested dicts and lists."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -221,7 +223,8 @@ def _map(value: Any, function: Any) -> Any:
 
 
 def _like(value: Any, param: Any) -> Any:
-    """A whole tensor of state spread as its parameter is; numbers and step counts stay whole."""
+    """Shard a state tensor like its parameter. Values of another shape, such as step counts, are
+    returned unchanged."""
     if (
         not isinstance(value, Tensor)
         or value.shape != param.shape

@@ -1,8 +1,8 @@
-"""The run folder: all that a resume needs, and all that a reader needs to know where numbers came
-from.
+"""The run folder: its files, what a resume may change, and the lock against a second writer.
 
-``config.json`` (resolved), ``environment.json`` (source revision, versions, machine, data),
-``metrics.jsonl``, ``timing.jsonl`` and ``checkpoints/``. One process at a time may write to it.
+It contains ``config.json``, ``environment.json`` (source revision, versions, machine, data),
+``metrics.jsonl``, ``timing.jsonl`` and ``checkpoints/``: all that is needed to resume the run, and
+to see where its numbers come from. This file may not know about the training loop or the model.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from normcontrol.lab.training.device import describe
 CONFIG, ENVIRONMENT, CHECKPOINTS = "config.json", "environment.json", "checkpoints"
 
 FREE = {"micro_batch", "device", "compile", "parallel", "checkpoint_every", "tensorboard", "wandb"}
-"""What a resume may change: the computation does not depend on it (beyond the rounding of another
-order of sums)."""
+"""Settings that a resume may change. Results depend on them only through rounding, where they
+change the order of a sum."""
 
 
 def begin(folder: Path, config: Config) -> None:
-    """Make a new run's folder."""
+    """Create the folder of a new run, with its config."""
     if (folder / CONFIG).exists():
         raise LabError(
-            f"{folder} holds a run already. Go on with it by `normcontrol train --resume "
+            f"{folder} already contains a run. Resume it with `normcontrol train --resume "
             f"{folder}`, or give another --out."
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,24 +45,26 @@ def begin(folder: Path, config: Config) -> None:
 
 
 def write_config(folder: Path, config: Config) -> None:
+    """Write ``config.json`` atomically."""
     temporary = folder / (CONFIG + ".tmp")
     config.save(temporary)
     temporary.replace(folder / CONFIG)
 
 
 def check_same(folder: Path, config: Config) -> None:
-    """Refuse to go on with a run under settings that would make it another one."""
+    """Raise :class:`LabError` if a setting that determines the results differs from the stored
+    config of the run."""
     for key, (old, new) in differences(Config.load(folder / CONFIG), config).items():
         if key not in FREE:
             raise LabError(
                 f"{key} was {old!r} when {folder} was started, and is {new!r} now: that would be "
-                "another run. Leave "
-                f"--{key.replace('_', '-')} out to go on with this one, or start a new run."
+                f"another run. Omit --{key.replace('_', '-')} to resume this one, or start a new "
+                "run."
             )
 
 
 def describe_run(device: torch.device, world: int, dataset: Any) -> dict[str, Any]:
-    """Where the numbers of a run come from."""
+    """The content of ``environment.json``: software, machine and data of a run."""
     packages = ("torch", "numpy", "tokenizers", "tiktoken")
     return {
         "normcontrol": __version__,
@@ -84,18 +86,20 @@ def describe_run(device: torch.device, world: int, dataset: Any) -> dict[str, An
 
 
 def write_environment(folder: Path, environment: dict[str, Any]) -> None:
+    """Write ``environment.json`` atomically."""
     write_json(folder / ENVIRONMENT, environment)
 
 
 def keep_tokenizer(data: Path, folder: Path) -> None:
-    """A trained tokenizer goes with the run: text can be sampled when the data is gone."""
+    """Copy a trained tokenizer into the run folder, so that text can be sampled without the
+    data."""
     if (data / Trained.FILE).exists():
         shutil.copyfile(data / Trained.FILE, folder / Trained.FILE)
 
 
 def revision() -> str:
-    """The commit of the source that runs, "+" if it has changes; "unknown" for an installed
-    package."""
+    """The commit of the running source, followed by "+" if there are uncommitted changes.
+    "unknown" for an installed package."""
     here = Path(__file__).resolve().parent
     try:
         commit = _git(here, "rev-parse", "HEAD")
@@ -118,12 +122,12 @@ def _version(package: str) -> str:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keep a second process from writing to the same run. The lock goes with its process, however
-    that ends."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the run folder against a second process. The system releases the lock when the process
+    ends, even if it is killed."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:  # this system has no such locks
         yield
         return
     with (folder / ".lock").open("w") as file:
@@ -131,14 +135,14 @@ def held(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise LabError(
-                f"Another process is writing to {folder}. Wait for it, or stop it, before going on "
-                "with this run."
+                f"Another process is writing to {folder}. Wait until it ends, or stop it, before "
+                "you resume this run."
             ) from None
         yield
 
 
 def free_name(parent: Path, stem: str) -> Path:
-    """The first folder ``stem-1``, ``stem-2``, ... that is not taken."""
+    """The first of the folders ``stem-1``, ``stem-2``, ... that does not exist."""
     number = 1
     while (parent / f"{stem}-{number}").exists():
         number += 1

@@ -1,4 +1,7 @@
-"""Text from a checkpoint."""
+"""Generates text with the model of a run, at its newest checkpoint.
+
+It reads a run folder and may not know about training.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +44,16 @@ def generate(
     top_k: int,
     seed: int,
 ) -> Iterator[str]:
-    """Continue a prompt, piece by piece; pieces end where characters do."""
+    """Continue a prompt, and yield the text piece by piece. A piece contains whole characters."""
     if temperature < 0:
         raise LabError(
-            f"temperature={temperature}: give 0 for the likeliest token at every step, or more for "
-            "variety."
+            f"temperature={temperature}: it cannot be negative. Give 0 to take the most likely "
+            "token at every step, or more for variety."
         )
     device = model.wte.weight.device
     random = torch.Generator().manual_seed(seed)
     ids = [words.end, *words.encode(prompt).tolist()]
-    said = len(words.decode(ids))
+    shown = len(words.decode(ids))
     for _ in range(tokens):
         window = torch.tensor([ids[-model.config.context :]], device=device)
         logits = model(window)[0, : words.size].float().cpu()
@@ -66,8 +69,7 @@ def generate(
             return
         ids.append(chosen)
         text = words.decode(ids)
-        if not text.endswith(
-            "\N{REPLACEMENT CHARACTER}"
-        ):  # the bytes of a character may be spread over tokens
-            yield text[said:]
-            said = len(text)
+        # A replacement character at the end means that the next token completes the character.
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[shown:]
+            shown = len(text)

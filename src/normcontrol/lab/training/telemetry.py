@@ -1,8 +1,8 @@
-"""What a run writes down about its weights at each evaluation: norms by class of tensors, effective
-decay, angle of a step.
+"""Measures the weights at each evaluation of a run: the norm of each class of tensors, the angle of
+the step, and the effective decay. Predictions and comparisons use these numbers.
 
-A few numbers, for predictions and comparisons; the joint norm is logged more often, by the loop
-itself.
+The joint norm is logged more often, by the loop itself. This file may not know how values are
+logged.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from normcontrol.watch.trace import angle
 from normcontrol.weights.passes import measure
 
 PREFIX = "norm/"
-"""What the names of classes begin with in the metrics."""
+"""Prefix of the names of classes in the metrics."""
 
 
 class Telemetry:
-    """The matrices of a model, over all processes."""
+    """Measures the matrices of a model, over all processes."""
 
     def __init__(self, model: GPT, world: World) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.dim() >= 2]
@@ -39,19 +39,20 @@ class Telemetry:
     def norms(self) -> dict[str, float]:
         """The norm of each class of tensors."""
         squares = self._squares([parallel.local(p) for p in self.params])
-        found: dict[str, float] = {}
+        sums: dict[str, float] = {}
         for label, square in zip(self.labels, squares.tolist(), strict=True):
-            found[PREFIX + label] = found.get(PREFIX + label, 0.0) + square
-        return {label: math.sqrt(square) for label, square in found.items()}
+            sums[PREFIX + label] = sums.get(PREFIX + label, 0.0) + square
+        return {label: math.sqrt(square) for label, square in sums.items()}
 
     @torch.no_grad()
     def copy(self) -> list[Tensor]:
-        """The weights before a step, for :meth:`angle` after it."""
+        """A copy of the weights, to be made before a step and given to :meth:`angle` after it."""
         return [parallel.local(p).detach().clone() for p in self.params]
 
     @torch.no_grad()
     def angle(self, before: list[Tensor]) -> float:
-        """By how much the step has turned all matrices together, in radians."""
+        """The angle between the weights before and after a step, in radians, all matrices taken as
+        one vector."""
         now = [parallel.local(p).detach() for p in self.params]
         moved = [a - b for a, b in zip(now, before, strict=True)]
         return float(
@@ -59,13 +60,14 @@ class Telemetry:
         )
 
     def _squares(self, tensors: list[Tensor]) -> Tensor:
+        """The squared norm of every tensor, over all processes."""
         squares = measure(tensors, SCOPES["global"]).square()
         return squares if self.world is None else self.world.total(squares)
 
 
 def effective_decay(optimizers: list[Optimizer], lr: float) -> dict[str, float]:
-    """The decay that AdamW would have needed to do what the controller of the joint norm did in the
-    last step."""
+    """The weight decay with which AdamW would have scaled the weights as the control of the joint
+    norm did in the last step. Empty if no optimizer controls the joint norm."""
     for opt in optimizers:
         if isinstance(opt, NormControl) and lr > 0 and "global" in (readings := opt.norms()):
             return {"decay": float(readings["global"].decay(lr))}

@@ -1,8 +1,8 @@
-"""Models kept between the runs of a study: compiling one takes half as long as training it at
-`small`.
+"""Keeps compiled models between the runs of a study: at `small`, compiling a model takes half as
+long as training it. It may not know about data, optimizers or the training loop.
 
-A run gets the weights of its own fresh model copied into the kept one of the same shape, so that
-its numbers are those of a run alone.
+The weights of each new model are copied into the kept model of the same shape, so that a run
+computes the same numbers as it would in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from normcontrol.lab.training.model import GPT
 
 
 class Warm:
-    """The models of one process, one for each shape and device.
+    """The kept models of a process, one for each shape and device.
 
     >>> from normcontrol.lab.training.config import Model
     >>> warm, shape = Warm(), Model(layers=1, heads=1, width=8, context=8)
@@ -30,7 +30,7 @@ class Warm:
         self._compiled: dict[int, Any] = {}
 
     def place(self, fresh: GPT, device: torch.device) -> GPT:
-        """A model on the device with the weights of ``fresh``."""
+        """The kept model on the device, with the weights of ``fresh``."""
         key = (
             replace(fresh.config, init_seed=0, init_scale=1.0, dropout_seed=0),
             fresh.vocab,
@@ -46,7 +46,7 @@ class Warm:
         return kept
 
     def compiled(self, model: GPT) -> Any:
-        """The model, compiled at its first call ever."""
+        """The compiled model. Only the first run that calls it spends time on compiling."""
         if id(model) not in self._compiled:
             self._compiled[id(model)] = torch.compile(model, dynamic=False)
         return self._compiled[id(model)]

@@ -1,5 +1,5 @@
-"""Batches are a pure function of (data seed, step); data that is not what it says is refused by
-name."""
+"""Tests of loading data and of batches: a batch is a pure function of (data seed, step), and
+damaged or missing data is refused with the name of the file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from normcontrol.lab.data import batches as data
+from normcontrol.lab.data.batches import Batches, Dataset, feed, load, validation
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.parallel import World
 
 TOKENS = [np.arange(1000, dtype=np.uint16), np.arange(1000, 1500, dtype=np.uint16)]
 
 
-def batches(seed: int = 0, rows: int = 8) -> data.Batches:
-    return data.Batches(TOKENS, context=16, rows=rows, seed=seed)
+def batches(seed: int = 0, rows: int = 8) -> Batches:
+    return Batches(TOKENS, context=16, rows=rows, seed=seed)
 
 
 def test_targets_are_the_tokens_after_the_inputs():
@@ -26,9 +26,9 @@ def test_targets_are_the_tokens_after_the_inputs():
     assert x.shape == (8, 16)
 
 
-def test_a_batch_depends_on_seed_and_step_alone():
-    forwards = batches()
-    seen = [forwards(step, slice(0, 8))[0] for step in range(30)]
+def test_a_batch_depends_only_on_seed_and_step():
+    in_order = batches()
+    seen = [in_order(step, slice(0, 8))[0] for step in range(30)]
     assert torch.equal(batches()(17, slice(0, 8))[0], seen[17])
     assert not torch.equal(seen[17], seen[18])
     assert not torch.equal(batches(seed=1)(17, slice(0, 8))[0], seen[17])
@@ -36,11 +36,11 @@ def test_a_batch_depends_on_seed_and_step_alone():
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("micro", [1, 2])
-def test_processes_and_micro_batches_together_see_the_same_rows(processes, micro):
+def test_processes_and_micro_batches_together_get_the_rows_of_the_batch(processes, micro):
     rows = []
     for rank in range(processes):
         mine, size = World(rank, processes).share(8, micro)
-        rows += [x for x, _ in data.feed(batches(), mine, size, torch.device("cpu"), range(3, 4))]
+        rows += [x for x, _ in feed(batches(), mine, size, torch.device("cpu"), range(3, 4))]
     assert torch.equal(torch.cat(rows), batches()(3, slice(0, 8))[0])
 
 
@@ -58,7 +58,7 @@ def test_an_epoch_goes_through_every_window_once():
 
 
 def test_validation_is_the_whole_split_in_fixed_windows():
-    windows = data.validation(TOKENS, 16)
+    windows = validation(TOKENS, 16)
     assert [int(w[0]) for w in windows[:3]] == [0, 16, 32]
     assert len(windows) == (1000 - 1) // 16 + (500 - 1) // 16
     assert all(len(w) == 17 for w in windows)
@@ -67,18 +67,18 @@ def test_validation_is_the_whole_split_in_fixed_windows():
 def test_a_validation_split_shorter_than_the_context_is_refused():
     with pytest.raises(
         LabError,
-        match=r"The validation split holds 16 tokens, and one context of 16 and the token after it are needed",
+        match=r"The validation split has 16 tokens, but one context of 16 and the token after it are needed",
     ):
-        data.validation([np.arange(16)], 16)
+        validation([np.arange(16)], 16)
     with pytest.raises(
-        LabError, match=r"The training split holds 20 tokens, fewer than two contexts of 16"
+        LabError, match=r"The training split has 20 tokens, fewer than two contexts of 16"
     ):
-        data.Batches([np.arange(20)], 16, 1, 0)
+        Batches([np.arange(20)], 16, 1, 0)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused():
     with pytest.raises(
-        LabError, match=r"A batch of 8 sequences cannot be divided among 3 processes"
+        LabError, match=r"A batch of 8 sequences cannot be divided equally among 3 processes"
     ):
         World(0, 3).share(8, 1)
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_a_batch_that_cannot_be_divided_is_refused():
         World().share(8, 5)
 
 
-def test_a_micro_batch_larger_than_the_batch_is_the_batch():
+def test_a_micro_batch_larger_than_the_batch_is_reduced_to_the_batch():
     assert World(1, 2).share(8, 64) == (slice(4, 8), 4)
 
 
@@ -99,22 +99,23 @@ def copied(corpus, tmp_path):
     return tmp_path
 
 
-def load(folder):
-    return data.load(str(folder), "bytes", folder)
+def dataset_in(folder) -> Dataset:
+    return load(str(folder), "bytes", folder)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate"])
 def test_a_shard_that_fails_its_checksum_is_named(copied, damage):
-    load(copied)
+    dataset_in(copied)
     path = copied / "train-00000.bin"
     content = bytearray(path.read_bytes())
     if damage == "flip":
         content[1000] ^= 1
     path.write_bytes(content if damage == "flip" else content[:-2])
     with pytest.raises(
-        LabError, match=r"The shard .*train-00000.bin is not what was written: its checksum differs"
+        LabError,
+        match=r"The shard .*train-00000.bin was changed after it was written: its checksum differs",
     ):
-        load(copied)
+        dataset_in(copied)
 
 
 def test_a_missing_shard_is_named(copied):
@@ -122,33 +123,33 @@ def test_a_missing_shard_is_named(copied):
     with pytest.raises(
         LabError, match=r"The shard .*val-00000.bin is missing, though manifest.json lists it"
     ):
-        load(copied)
+        dataset_in(copied)
 
 
-def test_token_ids_beyond_the_vocabulary_are_refused(copied):
+def test_token_ids_outside_the_vocabulary_are_refused(copied):
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["vocab"] = 100
     (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(LabError, match=r"holds the token id .*, beyond the vocabulary of 100"):
-        load(copied)
+    with pytest.raises(LabError, match=r"contains the token id .*, outside the vocabulary of 100"):
+        dataset_in(copied)
 
 
-def test_nanogpts_bins_are_used_as_they_are(tmp_path):
+def test_train_bin_and_val_bin_of_nanogpt_are_used_unchanged(tmp_path):
     np.arange(5000, dtype="<u2").tofile(tmp_path / "train.bin")
     np.arange(500, dtype="<u2").tofile(tmp_path / "val.bin")
-    dataset = load(tmp_path)
+    dataset = dataset_in(tmp_path)
     assert (dataset.tokenizer, dataset.vocab) == ("gpt2", 50257)
     assert dataset.train[0][4999] == 4999
     np.full(500, 50300, dtype="<u2").tofile(tmp_path / "val.bin")
     with pytest.raises(
-        LabError, match=r"val.bin holds the token id 50300, beyond the vocabulary of 50257"
+        LabError, match=r"val.bin contains the token id 50300, outside the vocabulary of 50257"
     ):
-        load(tmp_path)
+        dataset_in(tmp_path)
     (tmp_path / "val.bin").write_bytes(b"abc")
     with pytest.raises(LabError, match=r"val.bin has 3 bytes: uint16 ids need an even number"):
-        load(tmp_path)
+        dataset_in(tmp_path)
 
 
 def test_a_folder_without_data_is_refused(tmp_path):
     with pytest.raises(LabError, match=r"is not prepared data: there is no manifest.json in it"):
-        load(tmp_path)
+        dataset_in(tmp_path)

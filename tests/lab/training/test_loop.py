@@ -1,26 +1,29 @@
-"""The loop: what it computes does not depend on how it is divided, watched or interrupted."""
+"""Tests of the training loop on one CPU process: its results do not depend on micro-batches, on
+logging or on interruptions. Also its optimizers, its logs, and its error messages."""
 
 from __future__ import annotations
 
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from tracked import charts, history, scalars, wandb_mode
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.training import checkpoint, metrics
-from normcontrol.lab.training import loop as train
-from normcontrol.lab.training import optimizers as optim
+from normcontrol.lab.training import checkpoint, loop, metrics
 from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.loop import evaluate, train
 from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.run_folder import ENVIRONMENT, held
+from normcontrol.lab.training.optimizers import lr_at
+from normcontrol.lab.training.parallel import World
+from normcontrol.lab.training.run_folder import ENVIRONMENT, locked
 from normcontrol.schedule import lr_squared_times
 
 
 def run(config, out, **options):
-    assert train.train(config, out, **options)
+    assert train(config, out, **options)
     return out
 
 
@@ -38,7 +41,7 @@ def assert_equal(one, two):
     assert (one / "metrics.jsonl").read_bytes() == (two / "metrics.jsonl").read_bytes()
 
 
-def test_the_loss_falls_and_everything_is_written_down(config, tmp_path):
+def test_the_loss_falls_and_config_environment_and_metrics_are_written(config, tmp_path):
     out = run(config.with_(steps=40), tmp_path / "run")
     assert losses(out, "val_loss")[-1] < 0.7 * losses(out, "val_loss")[0]
     assert Config.load(out / "config.json") == config.with_(steps=40)
@@ -66,51 +69,51 @@ def test_evaluating_and_logging_more_often_changes_nothing(config, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN", "AdamC", "Muon"])
-def test_stopped_anywhere_and_resumed_it_ends_in_the_same_bits(config, tmp_path, optimizer):
+def test_a_stopped_and_resumed_run_ends_in_the_same_bits(config, tmp_path, optimizer):
     config = config.with_(optimizer=optimizer, dropout=0.1)
     whole = run(config, tmp_path / "whole")
 
     class Stop(Exception):
         pass
 
-    for stop in (6, 9):  # once after a checkpoint's metrics were written, and once more
+    for stop in (6, 9):  # both after metrics that are later than the newest checkpoint
 
         def interrupt(status, stop=stop):
             if status.step == stop:
                 raise Stop
 
         with pytest.raises(Stop):
-            train.train(config, tmp_path / "parts", resume=stop == 9, display=interrupt)
+            train(config, tmp_path / "parts", resume=stop == 9, display=interrupt)
     run(config, tmp_path / "parts", resume=True)
     assert_equal(whole, tmp_path / "parts")
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "NAdam", "RMSprop", "Adafactor", "adamwn", "Muon"])
-def test_any_optimizer_by_name(config, tmp_path, name):
+def test_optimizers_are_chosen_by_name(config, tmp_path, name):
     out = run(config.with_(optimizer=name, steps=3, lr=1e-3), tmp_path / "run")
     assert all(map(math.isfinite, losses(out)))
 
 
-def test_any_optimizer_can_be_held_at_a_norm(config, tmp_path):
+def test_the_norm_can_be_controlled_with_any_optimizer(config, tmp_path):
     out = run(config.with_(optimizer="SGD", ratio=1.5, ramp=0, rate=1.0), tmp_path / "run")
     assert losses(out, "ratio")[-1] == pytest.approx(1.5, abs=1e-5)
 
 
-def test_ratios_are_of_the_norm_before_the_weights_were_scaled(config, tmp_path):
+def test_ratios_refer_to_the_norm_before_init_scale(config, tmp_path):
     scaled = run(config.with_(init_scale=1.5, steps=3), tmp_path / "adamw")
     assert losses(scaled, "ratio")[0] == pytest.approx(1.5, abs=1e-6)
-    held_still = run(
+    controlled = run(
         config.with_(optimizer="AdamWN", init_scale=1.5, ratio=1.5, ramp=0, rate=1.0),
         tmp_path / "adamwn",
     )
-    assert losses(held_still, "ratio") == pytest.approx([1.5] * 13, abs=1e-5)
+    assert losses(controlled, "ratio") == pytest.approx([1.5] * 13, abs=1e-5)
 
 
 def test_an_unknown_optimizer_is_refused_with_the_nearest_names(config, tmp_path):
     with pytest.raises(LabError, match=r"There is no optimizer 'AdamV'. Did you mean "):
-        train.train(config.with_(optimizer="AdamV"), tmp_path / "run")
+        train(config.with_(optimizer="AdamV"), tmp_path / "run")
     with pytest.raises(LabError, match="LBFGS needs a closure or sparse gradients"):
-        train.train(config.with_(optimizer="LBFGS"), tmp_path / "run")
+        train(config.with_(optimizer="LBFGS"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -120,36 +123,36 @@ def test_adamc_at_the_peak_learning_rate_is_adamw_bit_for_bit(config, tmp_path):
     assert losses(adamc) == losses(adamw)
 
 
-def test_adamcs_rate_is_wd_times_lr_squared_over_the_peak():
+def test_the_rate_of_adamc_is_the_decay_times_lr_squared_over_the_peak():
     rate = lr_squared_times(0.5, 0.01)
     assert rate.at(torch.tensor(1.0), {"lr": 0.005}) == pytest.approx(0.5 * 0.005**2 / 0.01)
 
 
-def test_wsd_is_stable_then_falls_in_a_straight_line():
+def test_wsd_is_constant_and_then_linear():
     config = Config().with_(schedule="wsd", lr=1.0, warmup=10, steps=100, decay=0.2, min_lr=0.0)
-    assert [optim.lr_at(config, step) for step in (1, 10, 50, 80, 90, 100)] == pytest.approx(
+    assert [lr_at(config, step) for step in (1, 10, 50, 80, 90, 100)] == pytest.approx(
         [0.1, 1, 1, 1, 0.5, 0]
     )
 
 
-def test_a_changed_config_is_refused_on_resume_with_key_old_and_new(config, tmp_path):
+def test_a_changed_config_is_refused_on_resume_with_the_field_and_both_values(config, tmp_path):
     run(config, tmp_path / "run")
     with pytest.raises(
         LabError,
         match=r"lr was 0.01 when .* was started, and is 0.02 now: that would be another run",
     ):
-        train.train(config.with_(lr=0.02), tmp_path / "run", resume=True)
+        train(config.with_(lr=0.02), tmp_path / "run", resume=True)
     run(config.with_(micro_batch=2), tmp_path / "run", resume=True)
 
 
-def test_a_run_is_not_overwritten_or_written_by_two(config, tmp_path):
+def test_a_run_is_not_overwritten_or_written_by_two_processes(config, tmp_path):
     run(config, tmp_path / "run")
     with pytest.raises(
-        LabError, match=r"holds a run already. Go on with it by `normcontrol train --resume"
+        LabError, match=r"already contains a run. Resume it with `normcontrol train --resume"
     ):
-        train.train(config, tmp_path / "run")
-    with held(tmp_path / "run"), pytest.raises(LabError, match="Another process is writing to"):
-        train.train(config, tmp_path / "run", resume=True)
+        train(config, tmp_path / "run")
+    with locked(tmp_path / "run"), pytest.raises(LabError, match="Another process is writing to"):
+        train(config, tmp_path / "run", resume=True)
 
 
 def test_other_data_is_refused_on_resume(config, tmp_path):
@@ -159,11 +162,11 @@ def test_other_data_is_refused_on_resume(config, tmp_path):
     newest.unlink()
     checkpoint.save(newest.parent, 4, {**state, "data": "other"})
     with pytest.raises(LabError, match=r"is not what .* was trained on: its digest differs"):
-        train.train(config.with_(steps=4), tmp_path / "run", resume=True)
+        train(config.with_(steps=4), tmp_path / "run", resume=True)
 
 
 class Poison:
-    """Makes the loss of some steps NaN."""
+    """Patches the model so that the loss of some steps is NaN."""
 
     def __init__(self, monkeypatch, steps):
         self.calls, forward = 0, GPT.forward
@@ -184,7 +187,7 @@ class Poison:
 def test_a_step_that_is_not_finite_is_not_applied_and_is_counted(
     early, optimizer, config, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(train, "steps_early", lambda optimizers, device: early)
+    monkeypatch.setattr(loop, "steps_early", lambda optimizers, device: early)
     Poison(monkeypatch, {3, 5})
     out = run(config.with_(optimizer=optimizer, checkpoint_every=1), tmp_path / "run")
     assert losses(out, "skipped") == [1, 2]
@@ -195,45 +198,47 @@ def test_a_step_that_is_not_finite_is_not_applied_and_is_counted(
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamWN", "AdamH", "CPR-kI0"])
-def test_steps_that_are_on_their_way_before_they_are_checked_are_the_same_steps(
+def test_steps_launched_before_the_check_give_the_same_weights(
     optimizer, config, tmp_path, monkeypatch
 ):
     Poison(monkeypatch, {3})
     late = run(config.with_(optimizer=optimizer), tmp_path / "late")
     monkeypatch.undo()
     Poison(monkeypatch, {3})
-    monkeypatch.setattr(train, "steps_early", lambda optimizers, device: True)
+    monkeypatch.setattr(loop, "steps_early", lambda optimizers, device: True)
     early = run(config.with_(optimizer=optimizer), tmp_path / "early")
     torch.testing.assert_close(weights(early), weights(late), rtol=1e-6, atol=1e-8)
 
 
-def test_after_five_in_a_row_it_stops_with_a_record_of_the_batches(config, tmp_path, monkeypatch):
+def test_after_five_such_steps_in_a_row_it_stops_and_saves_the_batches(
+    config, tmp_path, monkeypatch
+):
     Poison(monkeypatch, range(4, 100))
     with pytest.raises(
         LabError, match=r"not finite in 5 steps in a row, 4 to 8. None of them was applied"
     ):
-        train.train(config, tmp_path / "run")
+        train(config, tmp_path / "run")
     record = torch.load(tmp_path / "run" / "not-finite.pt", weights_only=True)
     assert [entry["step"] for entry in record] == [4, 5, 6, 7, 8]
     assert record[0]["tokens"].shape == (8, 32)
 
 
-@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="this CPU is fast in bf16")
-def test_a_cpu_that_is_slow_in_bf16_is_not_asked_for_it(config, tmp_path):
+@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="this CPU has bf16 units")
+def test_bf16_is_refused_on_a_cpu_without_bf16_units(config, tmp_path):
     with pytest.raises(
         LabError,
         match=r"has no bf16 matrix units and would be slower than in fp32. Use --precision fp32",
     ):
-        train.train(config.with_(precision="bf16"), tmp_path / "run")
+        train(config.with_(precision="bf16"), tmp_path / "run")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_not_used(config, tmp_path):
-    with pytest.raises(LabError, match="torch sees no GPU here"):
-        train.train(config.with_(device="cuda"), tmp_path / "run")
+def test_a_missing_gpu_is_an_error(config, tmp_path):
+    with pytest.raises(LabError, match="torch finds no GPU"):
+        train(config.with_(device="cuda"), tmp_path / "run")
 
 
-def test_full_gpu_memory_names_the_knob(config, tmp_path, monkeypatch):
+def test_the_error_for_full_gpu_memory_names_the_setting_to_change(config, tmp_path, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
@@ -241,7 +246,7 @@ def test_full_gpu_memory_names_the_knob(config, tmp_path, monkeypatch):
     with pytest.raises(
         LabError, match=r"memory is full at micro_batch=8. Halve the micro-batch, --micro-batch 4"
     ):
-        train.train(config, tmp_path / "run")
+        train(config, tmp_path / "run")
 
 
 def test_tensorboard_on_request(config, tmp_path):
@@ -256,7 +261,7 @@ def test_tensorboard_on_request(config, tmp_path):
     assert charts(out / "tensorboard") == {"ratio": ["^ratio$", "^ratio/target$"]}
 
 
-def test_wandb_on_request_is_one_run_also_when_resumed(config, tmp_path):
+def test_wandb_on_request_is_one_run_even_when_resumed(config, tmp_path):
     config = config.with_(wandb="project", optimizer="AdamWN", steps=4)
     with wandb_mode("offline"):
         out = run(config, tmp_path / "run")
@@ -271,18 +276,16 @@ def test_wandb_on_request_is_one_run_also_when_resumed(config, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_tracker_that_is_not_installed_is_said(config, tmp_path, monkeypatch, name):
+def test_a_tracker_that_is_not_installed_is_an_error(config, tmp_path, monkeypatch, name):
     modules = __import__("sys").modules
     for loaded in [m for m in modules if m.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(modules, loaded)
     monkeypatch.setitem(modules, name, None)
     with pytest.raises(LabError, match=f"pip install {name}"):
-        train.train(config.with_(tensorboard=True, wandb="project"), tmp_path / "run")
+        train(config.with_(tensorboard=True, wandb="project"), tmp_path / "run")
 
 
-def test_validation_is_the_mean_over_every_window_whatever_the_batch():
-    import numpy as np
-
+def test_evaluation_is_the_mean_over_all_windows_whatever_the_micro_batch():
     config = Config().with_(layers=1, heads=1, width=16, context=8).model
     model = GPT(config, vocab=64)
     model.initialise(0)
@@ -292,11 +295,11 @@ def test_validation_is_the_mean_over_every_window_whatever_the_batch():
         for w in windows
     ]
     for micro in (1, 3, 7, 16):
-        seen = train.evaluate(
+        seen = evaluate(
             model,
             windows,
             micro,
-            train.World(),
+            World(),
             torch.device("cpu"),
             torch.autocast("cpu", enabled=False),
         )

@@ -1,0 +1,46 @@
+"""Tests of ``reproject_``: an average of weights has a smaller norm, and is scaled back to the
+target."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small import SmallModel, matrices, total_norm, train
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from normcontrol import AdamWN, reproject_
+
+
+@pytest.mark.parametrize("scope", ["global", "tensor", "row"])
+def test_the_norm_of_an_average_is_smaller_and_reprojection_sets_it_to_the_target(scope):
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=5e-2, ratio=1.5, rate=1.0, scope=scope)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for t in range(60):
+        train(model, opt, range(t, t + 1))
+        average.update_parameters(model)
+    target = 1.5 * total_norm(matrices(SmallModel()))
+    assert total_norm(matrices(average)) < 0.999 * target
+    rest = [p.detach().clone() for p in average.parameters() if p.dim() < 2]
+    directions = [p.detach() / p.detach().norm(dim=1, keepdim=True) for p in matrices(average)]
+    reproject_(average, model, opt)
+    assert total_norm(matrices(average)) == pytest.approx(target, rel=1e-6)
+    for p, p0, direction in zip(matrices(average), matrices(SmallModel()), directions, strict=True):
+        assert torch.allclose(p / p.norm(dim=1, keepdim=True), direction, atol=1e-5)
+        if scope == "row":
+            assert torch.allclose(p.norm(dim=1), 1.5 * p0.norm(dim=1))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(rest, [p for p in average.parameters() if p.dim() < 2], strict=True)
+    )
+
+
+def test_an_average_of_another_model_is_refused():
+    model = SmallModel()
+    opt = AdamWN(model.named_parameters())
+    with pytest.raises(ValueError, match="it must be an average of this very model"):
+        reproject_(torch.nn.Linear(2, 2), model, opt)
+    with pytest.raises(
+        ValueError, match=r"controls embed\.weight, which is not a parameter of the given model"
+    ):
+        reproject_(SmallModel(), SmallModel(), opt)

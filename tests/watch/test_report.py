@@ -1,0 +1,183 @@
+"""Tests of ``norms()`` and ``report()``: they show what the last step measured, without another pass
+over the weights and without waiting for the device."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+import torch
+from small import SmallModel, matrices, total_norm, train
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normcontrol import AdamWN, NormControl, linear, param_groups, trace
+
+
+def trained(steps=5, **settings):
+    model = SmallModel()
+    opt = AdamWN(model.named_parameters(), lr=1e-2, **settings)
+    train(model, opt, range(steps))
+    return model, opt
+
+
+def memory_of(model):
+    return {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+
+class Watch(TorchDispatchMode):
+    """Records the memory that operations touch, and every value that is read by the host and depends
+    on ``weights``: on a GPU the host would wait for it. Values that do not depend on the weights may
+    be read."""
+
+    def __init__(self, weights=()):
+        super().__init__()
+        self.clear()
+        self.dependent = {id(t): t for t in weights}
+
+    def clear(self):
+        self.touched, self.read = set(), []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given, made = (
+            [t for t in torch.utils._pytree.tree_leaves(x) if isinstance(t, torch.Tensor)]
+            for x in ((args, kwargs), out)
+        )
+        self.touched.update(t.untyped_storage().data_ptr() for t in given)
+        if any(id(t) in self.dependent for t in given):
+            # In-place operations on lists return None: then all arguments count as results.
+            self.dependent.update((id(t), t) for t in (given if out is None else made))
+            if "_local_scalar_dense" in str(func):
+                self.read.append("".join(traceback.format_stack(limit=8)))
+        return out
+
+
+@pytest.mark.parametrize("scope", ["global", "group", "tensor", "row", "col"])
+def test_norms_are_those_of_the_current_weights(scope):
+    model, opt = trained(scope=scope, ratio=linear(1.0, 2.0, steps=10), rate=0.3)
+    readings = opt.norms()
+    if scope in ("global", "group"):
+        assert list(readings) == ["global" if scope == "global" else "group 0"]
+        (reading,) = readings.values()
+        assert reading.norm.item() == pytest.approx(total_norm(matrices(model)), rel=1e-6)
+        assert reading.ratio.item() == pytest.approx(
+            total_norm(matrices(model)) / total_norm(matrices(SmallModel())), rel=1e-6
+        )
+        assert reading.target.item() == pytest.approx(
+            1.5 * total_norm(matrices(SmallModel())), rel=1e-6
+        )
+        return
+    assert list(readings) == ["embed.weight", "up.weight", "down.weight"]
+    for name, reading in readings.items():
+        p, p0 = (
+            model.get_parameter(name).detach().double(),
+            SmallModel().get_parameter(name).detach().double(),
+        )
+        now, first = (
+            (w.norm() if scope == "tensor" else w.norm(dim=1 if scope == "row" else 0))
+            for w in (p, p0)
+        )
+        assert torch.allclose(reading.norm, now, rtol=1e-6)
+        assert torch.allclose(reading.target, 1.5 * first, rtol=1e-6)
+        assert torch.allclose(reading.ratio, now / first, rtol=1e-6)
+        assert reading.scale.shape == now.shape
+
+
+def test_before_the_first_step_norms_are_the_initial_ones():
+    model = SmallModel()
+    reading = AdamWN(model.parameters(), norm=7.0).norms()["global"]
+    assert reading.norm.item() == pytest.approx(total_norm(matrices(model)), rel=1e-7)
+    assert (reading.target.item(), reading.ratio.item(), reading.scale.item()) == (7.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("scope", ["global", "tensor", "row"])
+def test_norms_read_no_weights_and_do_not_wait_for_the_device(scope):
+    model = SmallModel()
+    with Watch(model.parameters()) as watch:
+        opt = AdamWN(model.named_parameters(), lr=1e-2, scope=scope)
+        train(model, opt, range(5))
+        watch.clear()
+        readings = opt.norms()
+    assert watch.touched.isdisjoint(memory_of(model))
+    assert not watch.read
+    assert all(
+        isinstance(value, torch.Tensor) for reading in readings.values() for value in reading
+    )
+
+
+def test_a_report_reads_no_weights():
+    model, opt = trained()
+    with Watch() as watch:
+        opt.report()
+    assert watch.touched.isdisjoint(memory_of(model))
+    with Watch() as watch:
+        opt.step()
+    assert watch.touched >= memory_of(model), "a step touches the weights, and the watch detects it"
+
+
+@pytest.mark.parametrize("scope", ["global", "group", "tensor", "row"])
+@pytest.mark.parametrize("order", ["after", "before"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_reads_nothing_from_the_device(scope, order, dtype):
+    """The host reads no value that depends on the weights, so that it never waits for a GPU. The
+    fused step on a CPU may read values, because there is nothing to wait for. The kernels for a GPU
+    are tested on a GPU."""
+    model = SmallModel(dtype)
+    with Watch(model.parameters()) as watch:
+        opt = AdamWN(
+            model.parameters(),
+            ratio=linear(1.0, 2.0, steps=3),
+            rate=trace([0.1, 0.2] * 50),
+            scope=scope,
+            order=order,
+            fused=True,
+        )
+        train(model, opt, range(2))
+        watch.clear()
+        opt.step()
+    waited = [stack for stack in watch.read if "steppers/folded.py" not in stack]
+    assert not waited, "\n".join(waited)
+    watch.clear()
+    with watch:
+        opt.norms()[next(iter(opt.norms()))].norm.sum().item()
+    assert len(watch.read) == 1, "this line reads one value, and the watch detects it"
+
+
+def test_the_effective_decay_is_the_decay_with_the_same_scale():
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=0.01, ratio=0.5, rate=0.1)
+    train(model, opt, range(3))
+    reading = opt.norms()["global"]
+    assert reading.decay(0.01).item() == pytest.approx((1 - reading.scale.item()) / 0.01)
+    assert (1 - 0.01 * reading.decay(0.01)).item() == pytest.approx(reading.scale.item())
+    assert opt.norms()["global"].decay(0.01) > 0
+
+
+def test_the_report_is_a_table_of_the_controlled_tensors():
+    model = SmallModel()
+    groups = param_groups(model, {"embed.*": {"scope": "tensor", "ratio": 1.0}})
+    opt = AdamWN(groups, ratio=linear(1.0, 2.0, steps=10), rate=0.5)
+    train(model, opt, range(5))
+    lines = opt.report().splitlines()
+    assert lines[0] == "AdamWN: 3 of 8 tensors controlled, 344 weights, step 5"
+    assert (
+        "scope global, ratio linear(start=1.0, end=2.0, steps=10), rate 0.5, law proportional, "
+        "after the step" in lines
+    )
+    assert "scope tensor, ratio 1.0, rate 0.5, law proportional, after the step" in lines
+    (whole,) = (line.split() for line in lines if line.startswith("all of them"))
+    two = [model.up.weight, model.down.weight]
+    assert whole[3:] == [
+        f"{total_norm([SmallModel().up.weight, SmallModel().down.weight]):.4g}",
+        f"{total_norm(two):.4g}",
+        f"{total_norm(two) / total_norm([SmallModel().up.weight, SmallModel().down.weight]):.4f}",
+        f"{1.5 * total_norm([SmallModel().up.weight, SmallModel().down.weight]):.4g}",
+    ]
+    (embed,) = (line.split() for line in lines if line.startswith("embed.weight"))
+    assert embed[1] == "11x8"
+    assert embed[3] == f"{total_norm([model.embed.weight]):.4g}"
+
+
+def test_the_report_of_a_wrapped_optimizer_names_it():
+    opt = NormControl(torch.optim.SGD(SmallModel().parameters(), lr=0.1))
+    assert opt.report().startswith("NormControl around SGD: 3 of 8 tensors")

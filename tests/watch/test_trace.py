@@ -1,0 +1,205 @@
+"""Tests of ``NormTrace``: which norms it records, its files, and its use as a schedule."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from small import MATRICES, SmallModel, matrices, total_norm, train
+
+from normcontrol import AdamWN, NormTrace, linear
+
+
+def recorded(steps=20, every=1, **kwargs):
+    model = SmallModel()
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, **kwargs)
+    norms = NormTrace(adamw, every=every)
+    seen = [total_norm(matrices(model))]
+    for t in range(steps):
+        train(model, adamw, range(t, t + 1))
+        seen.append(total_norm(matrices(model)))
+    return norms, seen
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_trace_records_the_norms_of_the_regularised_weights(every):
+    norms, seen = recorded(every=every)
+    assert norms.steps == list(range(0, 21, every))
+    assert norms.norms == pytest.approx(seen[::every], rel=1e-6)
+    assert norms.ratios == pytest.approx([n / seen[0] for n in seen[::every]], rel=1e-6)
+
+
+def test_a_trace_records_the_weights_that_adamwn_would_control():
+    model = SmallModel()
+    decayed, rest = [model.up.weight, model.up.bias], [model.down.weight, model.norm.weight]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    adamw, opt = torch.optim.AdamW(groups), AdamWN(groups)
+    norms = NormTrace(adamw)
+    adamw.step()
+    assert norms.norms[0] == pytest.approx(opt.norms()["global"].norm.item(), rel=1e-12)
+    assert norms.norms[0] == pytest.approx(total_norm(decayed), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: AdamWN(p, ratio=1.5, rate=0.5)]
+)
+def test_any_optimizer_can_be_recorded(make):
+    model = SmallModel()
+    opt = make(list(model.parameters()))
+    norms = NormTrace(opt)
+    train(model, opt, range(3))
+    assert norms.steps == [0, 1, 2, 3]
+    assert norms.norms[-1] == pytest.approx(total_norm(matrices(model)), rel=1e-6)
+
+
+def test_a_trace_records_the_norms_of_each_class_and_what_decay_leaves():
+    model = SmallModel()
+    adamw = torch.optim.AdamW(model.named_parameters(), lr=0.1, weight_decay=0.5)
+    norms = NormTrace(adamw, every=2)
+    train(model, adamw, range(2))
+    adamw.param_groups[0]["lr"] = 0.2
+    train(model, adamw, range(2, 4))
+    assert list(norms.classes) == MATRICES
+    up = norms.classes["up.weight"]
+    assert up.count == 128
+    assert up.norms[-1] == pytest.approx(total_norm([model.up.weight]), rel=1e-6)
+    assert up.kept == pytest.approx([1, 0.95**4, 0.95**4 * 0.9**4])
+    one = 0.01 * 0.95**2 + 0.01
+    assert up.noise == pytest.approx([0, one, (one * 0.9**2 + 0.04) * 0.9**2 + 0.04])
+    assert [
+        sum(c.norms[i] ** 2 for c in norms.classes.values()) ** 0.5 for i in range(3)
+    ] == pytest.approx(norms.norms)
+
+
+def test_a_trace_under_norm_control_records_no_classes():
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), ratio=1.5)
+    norms = NormTrace(opt)
+    train(model, opt, range(2))
+    assert norms.classes == {}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda p: torch.optim.SGD(p, lr=0.1), lambda p: AdamWN(p, lr=0.01, ratio=1.5, rate=0.5)],
+)
+def test_a_trace_records_the_angles_of_steps(make):
+    model = SmallModel()
+    opt = make(list(model.parameters()))
+    norms, seen = NormTrace(opt, every=2, angles=True), []
+    for t in range(4):
+        before = torch.cat([p.detach().double().flatten() for p in matrices(model)])
+        train(model, opt, range(t, t + 1))
+        after = torch.cat([p.detach().double().flatten() for p in matrices(model)])
+        seen.append(torch.acos(before @ after / before.norm() / after.norm()).item())
+    assert norms.angles == pytest.approx(seen[1::2], rel=1e-3)
+    assert NormTrace(opt).angles == []
+
+
+def test_an_optimizer_without_a_learning_rate_is_recorded():
+    class Halving(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.mul_(0.5)
+
+    opt = Halving([torch.nn.Parameter(torch.ones(2, 2))])
+    norms = NormTrace(opt)
+    opt.step()
+    assert norms.norms == [2.0, 1.0]
+    assert norms.classes["2x2"].noise == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv"])
+def test_a_saved_trace_is_loaded(tmp_path, suffix):
+    norms, _ = recorded(every=5)
+    path = tmp_path / f"norms.{suffix}"
+    norms.save(path)
+    again = NormTrace.load(path)
+    assert (again.steps, again.norms) == (norms.steps, norms.norms)
+    assert again.curve() == norms.curve()
+    if suffix == "json":
+        content = json.loads(path.read_text())
+        assert (content["steps"], content["norms"]) == (norms.steps, norms.norms)
+        assert again.classes == norms.classes
+    else:
+        assert path.read_text().splitlines()[:2] == ["step,norm", f"0,{norms.norms[0]}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("x.json", "[1, 2]", "is not a norm trace: it should contain steps and norms"),
+        ("x.json", "{}", "is not a norm trace"),
+        (
+            "x.json",
+            '{"steps": [0], "norms": []}',
+            "contains 1 steps and 0 norms: a trace needs one norm for each step",
+        ),
+        ("x.csv", "a,b\n1,2\n", "is not a norm trace"),
+    ],
+)
+def test_a_file_that_is_not_a_trace_is_refused(tmp_path, name, content, sentence):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=sentence):
+        NormTrace.load(tmp_path / name)
+
+
+def test_what_cannot_be_recorded_is_refused():
+    with pytest.raises(ValueError, match="every=0: it is the number of steps between records"):
+        NormTrace(torch.optim.SGD(SmallModel().parameters(), lr=0.1), every=0)
+    with pytest.raises(ValueError, match="regularises no weights, so there is no norm to record"):
+        NormTrace(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1))
+
+
+def test_the_curve_of_ratios_is_a_schedule_smoothed_or_not():
+    norms, _ = recorded(every=5)
+    ratios = norms.ratios
+    curve, smooth = norms.curve(), norms.curve(smooth=3)
+    assert (curve.values, curve.steps) == (tuple(ratios), (0.0, 5.0, 10.0, 15.0, 20.0))
+    assert smooth.values == pytest.approx(
+        [
+            sum(ratios[:2]) / 2,
+            *(sum(ratios[i - 1 : i + 2]) / 3 for i in (1, 2, 3)),
+            sum(ratios[3:]) / 2,
+        ]
+    )
+    assert curve(7.5) == pytest.approx((ratios[1] + ratios[2]) / 2)
+
+
+def test_the_final_ratio_is_a_schedule_with_a_ramp():
+    norms, seen = recorded()
+    final = norms.final(ramp=8)
+    assert isinstance(final, linear)
+    assert (final.start, final.steps) == (1.0, 8)
+    assert final.end == pytest.approx(seen[-1] / seen[0], rel=1e-6)
+    assert norms.final().steps == 2500
+
+
+def test_adamwn_reaches_the_recorded_norm_of_adamw():
+    model = SmallModel()
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    norms = NormTrace(adamw)
+    train(model, adamw, range(200))
+
+    challenger = SmallModel()
+    opt = AdamWN(challenger.parameters(), lr=1e-2, ratio=norms.final(ramp=50), rate=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, total_iters=200)
+    train(challenger, opt, range(200), scheduler)
+    assert abs(total_norm(matrices(model)) / total_norm(matrices(SmallModel())) - 1) > 0.2, (
+        "AdamW changes the norm, so that reaching it means something"
+    )
+    assert total_norm(matrices(challenger)) == pytest.approx(total_norm(matrices(model)), rel=0.01)
+
+
+def test_a_replayed_curve_is_followed_exactly_at_rate_1():
+    norms, seen = recorded()
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=1e-2, ratio=norms.curve(), rate=1.0)
+    for t in range(20):
+        train(model, opt, range(t, t + 1))
+        assert total_norm(matrices(model)) == pytest.approx(seen[t + 1], rel=1e-6)
