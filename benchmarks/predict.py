@@ -24,7 +24,6 @@ from normcontrol import predict
 from normcontrol.groups.classes import TensorClass, classes_of
 from normcontrol.lab.data.batches import padded
 from normcontrol.lab.files import read_json
-from normcontrol.lab.studies.challenge import finished
 from normcontrol.lab.study.records import CELLS, Record, read, summarise
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training import optimizers as optim
@@ -42,6 +41,15 @@ TIED = ("wte.weight",)
 """nanoGPT's head is its embedding; the laboratory's model uses it by hand."""
 NAMES = {"all": "all that is decayed", "hidden matrices": "hidden matrices alone"}
 KINDS = tuple(NAMES)
+
+
+def finished(folder: Path, config: Config) -> bool:
+    """True if the folder holds a run with exactly this config that has made its last step."""
+    if not (folder / CONFIG).exists():
+        return False
+    lines = metrics.read(folder)
+    done = bool(lines) and lines[-1]["step"] == config.run.steps and "val_loss" in lines[-1]
+    return done and Config.load(folder / CONFIG) == config
 
 
 def records(path: Path) -> list[Record]:

@@ -1,8 +1,8 @@
-"""Writes docs/results.md from what lies under results/: ``make docs``. No number on that page is
-typed.
+"""Writes docs/results.md and its figures from the records under results/. No number on that page is
+typed by hand.
 
-For every study: the verdict, the table, what became of each claim, the figure, and by which command
-on which machine. Text that is not a result is in ``INTRODUCTION``.
+For every study: the verdict, the table, the outcome of each claim, the figure, and by which command
+on which machine it was run. Text that is not a result is in ``INTRODUCTION``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from normcontrol.lab.report import figures as charts
-from normcontrol.lab.report.study import curve, drawn
-from normcontrol.lab.study.ledger import STUDY, Ledger, open_folder
+from normcontrol.lab.report import panels
+from normcontrol.lab.report.study_page import curve, drawn
+from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.study.ledger import STUDY, Ledger
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.verdict import judge
 
@@ -85,17 +86,10 @@ def section(ledger: Ledger) -> Iterator[str]:
         yield table(verdict.headings(), verdict.table())
     if verdict.findings:
         yield "### Claims\n"
-        rows = [
-            (claim.says, f"**{finding.outcome}**", finding.numbers, claim.refuted_if)
-            for claim, finding in verdict.findings
-        ]
+        rows = [(says, f"**{outcome}**", *rest) for says, outcome, *rest in verdict.claims()]
         yield table(("claim", "outcome", "numbers", "refuted if"), rows)
     if verdict.study.published:
-        ours = [
-            (p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}")
-            for p, value in verdict.published()
-        ]
-        yield table(("published", "paper", "here"), ours)
+        yield table(("published", "paper", "here"), verdict.published())
         yield f"What differs here: {verdict.study.differs.get(ledger.scale, '')}.\n"
     if verdict.flags:
         yield "What weakens it:\n"
@@ -139,7 +133,7 @@ def main() -> None:
         if trials:
             path = ROOT / "docs" / FIGURES / f"{folder.name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            charts.figures([curve(trial) for trial in trials], path)
+            panels.draw([curve(trial) for trial in trials], path)
             print(path.relative_to(ROOT))
 
 

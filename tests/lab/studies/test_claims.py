@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from normcontrol.lab.study import records as results
+from normcontrol.lab.studies.opening import begin
 from normcontrol.lab.study.cells import identity
-from normcontrol.lab.study.ledger import begin
+from normcontrol.lab.study.records import summarise
 
 
 class Pretended:
@@ -42,7 +42,7 @@ class Pretended:
                 {"step": 1500, "val_loss": 4 + 0.1 * sum(map(abs, away)), "ratio": 2.0},
             ]
             self.done.add(
-                results.summarise(
+                summarise(
                     identity(cell.config, self.ledger.data_of(cell.config)),
                     cell.config,
                     {},
