@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lab"))
-from browser import CHROMIUM, Browser
-from test_page import big
+from browser import MISSING, start
+from fakes import big
 
 
 def main() -> None:
@@ -25,18 +25,17 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=2000)
     parser.add_argument("--screenshot", type=Path)
     asked = parser.parse_args()
-    if CHROMIUM is None:
-        sys.exit("This benchmark needs chromium, which is not installed here.")
+    if MISSING:
+        sys.exit(f"This benchmark needs {MISSING}, which is not installed.")
     drawn = []
     with tempfile.TemporaryDirectory() as folder:
         page = big(asked.runs, asked.points).write(Path(folder) / "page.html")
         size = page.stat().st_size
         for _ in range(5):
-            with Browser() as browser:
-                browser.open(page)
-                drawn.append(int(browser.js("document.body.dataset.drawn")))
+            with start() as browser, browser.open(page) as opened:
+                drawn.append(int(opened.page.evaluate("document.body.dataset.drawn")))
                 if asked.screenshot:
-                    browser.screenshot(asked.screenshot)
+                    opened.page.screenshot(path=asked.screenshot)
     took = statistics.median(drawn)
     print(
         f"{asked.runs} runs x {asked.points} points: {size / 1e6:.2f} MB (at most 8), drawn after "

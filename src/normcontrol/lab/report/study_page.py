@@ -112,27 +112,39 @@ def tables(verdict: Verdict) -> list[Table]:
     if len(counts) > 1:
         headings = ("arm", *(f"k = {k}" for k in counts))
         found.append(Table("Expected best of k trials", headings, verdict.best_of(counts)))
-    return [*found, *_what_was_run(verdict), *_where_it_was_run(verdict)]
+    return [*found, *_what_was_run(verdict)]
+
+
+PLACE = ("device", "software", "revision", "data", "command")
 
 
 def _what_was_run(verdict: Verdict) -> list[Table]:
-    """The model and the training of the baseline, and what each arm changes in them."""
+    """What each arm changes, the model and the training of the baseline, and where it was run."""
     base = verdict.baseline
     if base is None:
         return []
     config = base.trial.config
     m, d, o = config.model, config.data, config.optim
-    shape = f"GPT-2 shape: {m.layers} layers, {m.heads} heads, {m.width} wide, context {m.context}"
-    training = (
-        f"{config.run.steps:,} steps of {d.tokens_per_step:,} tokens, learning rate {o.lr:g} "
-        f"({o.schedule})"
-    )
-    changes = [(row.arm, _changes(row, base)) for row in verdict.rows]
-    headings = ("arm", "settings that differ from the baseline's")
-    return [
-        Table("What each arm changes", headings, changes),
-        Table("What was run", ("", ""), [("model", shape), ("training", training)]),
+    about = [
+        ("model", f"GPT-2 shape: {m.layers} layers, {m.heads} heads, {m.width} wide"),
+        ("context", f"{m.context} tokens"),
+        ("steps", f"{config.run.steps:,} of {d.tokens_per_step:,} tokens"),
+        ("learning rate", f"{o.lr:g} ({o.schedule})"),
     ]
+    places = _places(verdict)
+    if len(places) == 1:
+        about += zip(PLACE, *places, strict=True)
+    changes = [(row.arm, _changes(row, base)) for row in verdict.rows]
+    found = [
+        Table(
+            "What each arm changes", ("arm", "settings that differ from the baseline's"), changes
+        ),
+        Table("What was run", ("", ""), about),
+    ]
+    if len(places) > 1:
+        rows = [(*place, str(count)) for place, count in places.items()]
+        found.append(Table("Where it was run", (*PLACE, "runs above"), rows))
+    return found
 
 
 def _changes(row: Row, base: Row) -> str:
@@ -150,23 +162,22 @@ def _without_seeds(config: Config) -> Config:
     return config.with_(init_seed=0, data_seed=0, dropout_seed=0)
 
 
-def _where_it_was_run(verdict: Verdict) -> list[Table]:
-    """The device, software, data and command of the runs."""
+def _places(verdict: Verdict) -> dict[tuple[str, ...], int]:
+    """Device, software, revision, data and command of the runs that represent their arms, with the
+    number of these runs."""
     places: dict[tuple[str, ...], int] = {}
     records = [record for row in verdict.rows for record in row.trial.records]
     for e in (record.environment for record in records if record.environment):
+        data = e["data"]
         place = (
             f"{e['device']}, {e['processes']} process{'es' if e['processes'] > 1 else ''}",
             f"normcontrol {e['normcontrol']}, torch {e['packages']['torch']}",
             e["revision"][:12],
-            f"{e['data']['folder']}, tokenizer {e['data']['tokenizer']} "
-            f"({e['data']['digest'][:12]})",
+            f"{data['folder']}, tokenizer {data['tokenizer']} ({data['digest'][:12]})",
             " ".join(e["command"]),
         )
         places[place] = places.get(place, 0) + 1
-    headings = ("device", "software", "revision", "data", "command", "runs above")
-    rows = [(*place, str(count)) for place, count in places.items()]
-    return [Table("Where it was run", headings, rows)] if rows else []
+    return places
 
 
 def curve(trial: Trial) -> panels.Curve:
