@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from normcontrol.lab.cli.main import main
 
 
@@ -35,3 +38,22 @@ def test_the_commands_verdict_and_report(config, tmp_path, capsys):
     assert f"The page is {out}/index.html." in capsys.readouterr().out
     assert main(["verdict", str(tmp_path / "nowhere")]) == 1
     assert "holds no study: there is no study.json in it" in capsys.readouterr().err
+
+
+def test_study_and_verdict_need_few_packages(study, tmp_path):
+    """Machines with GPUs often have torch and numpy, and tyro is easily added."""
+    code = f"""
+import sys
+for name in ("rich", "matplotlib", "tiktoken", "tokenizers", "huggingface_hub", "pyarrow"):
+    sys.modules[name] = None
+import subprocess
+import sys
+
+from normcontrol.lab.cli.main import main
+out = {str(tmp_path / "out")!r}
+assert main(["study", {study!r}, "--out", out, "--device", "cpu", "--only", "seed=0"]) == 0
+sys.exit(main(["verdict", out]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "AdamW weight_decay=" in done.stdout

@@ -12,7 +12,7 @@ from normcontrol.lab.study.records import summarise
 
 
 class Pretended:
-    """The claims study, at small scale unless told otherwise, with results by a formula."""
+    """The claims study, at small scale by default, with results by a formula."""
 
     def __init__(self, corpus, tmp_path, best_decay=0.3, best_lr=2e-3, scale="small", control=None):
         self.ledger = begin(tmp_path / "out", "claims", scale, str(corpus))

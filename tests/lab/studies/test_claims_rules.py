@@ -91,13 +91,13 @@ def test_claims_that_do_not_hold_are_refuted(claim, change):
 
 
 def test_a_best_decay_at_the_edge_of_the_grid_says_nothing_about_the_horizon():
-    assert findings(best_decay=10.0)["horizon"].outcome == SUPPORTED  # followed there
+    assert findings(best_decay=10.0)["horizon"].outcome == SUPPORTED  # lower decays are tried
     found = findings(best_decay=1000.0)["horizon"]
     assert found.outcome == NOT_SHOWN
     assert "a best weight_decay is at the edge of those tried" in found.numbers
 
 
-def test_claims_without_runs_or_with_one_seed_are_not_called_anything_else():
+def test_claims_without_runs_are_not_run_and_with_one_seed_not_shown():
     verdict = judge(FakeLedger(STUDIES["claims"], lambda cell: None))
     assert {finding.outcome for _, finding in verdict.findings} == {NOT_RUN}
     small = judge(FakeLedger(STUDIES["claims"], claims_outcome(), scale="small"))

@@ -28,12 +28,12 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     record = records.read(path)
     assert (
         str(Path(record.config["data"]).parent) == "."
-    )  # a record names its data, and not where on this machine it lies
+    )  # a record names its data without the folder on this machine
     record.final["val_loss"] += 1e-12
     records.write(out, record, "x")
     assert main(["study", "--replay", str(out), "--device", "cpu", "--workers", "2"]) == 1
     said = capsys.readouterr().out
-    assert said.count("the same, bit for bit") == 1  # whatever the threads of the workers
+    assert said.count("the same, bit for bit") == 1  # workers have other numbers of threads
     assert "another result, -1.00e-12 in validation loss" in said
     assert main(["study", "--replay", str(out), "--limit-minutes", "1"]) == 1
     assert (
@@ -42,7 +42,7 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     )
 
 
-def test_a_replay_on_a_gpu_is_held_against_the_noise_of_seeds():
+def test_a_replay_on_a_gpu_is_compared_with_the_noise_of_seeds():
     cells = grid("A", Config(), seeds=[0, 1])
     before = [fakes.record(cell, loss) for cell, loss in zip(cells, (3.0, 3.02), strict=True)]
     done = records.Results(lambda config: fakes.DATA, before)

@@ -113,7 +113,7 @@ def test_failed_runs_are_kept_and_tried_again_and_diverged_ones_are_kept(
     assert Runner(ledger, device="cpu").run().left == 0
 
 
-def test_ctrl_c_saves_the_cell_that_is_under_way(study, tmp_path, config):
+def test_ctrl_c_saves_the_cell_that_is_running(study, tmp_path, config):
     config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
     out = tmp_path / "out"
     command = [
@@ -145,10 +145,10 @@ def test_ctrl_c_saves_the_cell_that_is_under_way(study, tmp_path, config):
 @pytest.mark.slow
 def test_on_ray_the_numbers_are_those_of_a_local_run(study, tmp_path, monkeypatch):
     pytest.importorskip("ray")
-    here, there = (begin(tmp_path / name, study, "tiny") for name in ("local", "ray"))
-    Runner(here, device="cpu", only=("seed=0",)).run()
-    Runner(there, device="cpu", only=("seed=0",), on="ray", workers=2).run()
-    assert len(there.results()) == 2
-    assert {i: (r.final, r.curves) for i, r in here.results().items()} == {
-        i: (r.final, r.curves) for i, r in there.results().items()
+    local, ray = (begin(tmp_path / name, study, "tiny") for name in ("local", "ray"))
+    Runner(local, device="cpu", only=("seed=0",)).run()
+    Runner(ray, device="cpu", only=("seed=0",), on="ray", workers=2).run()
+    assert len(ray.results()) == 2
+    assert {i: (r.final, r.curves) for i, r in local.results().items()} == {
+        i: (r.final, r.curves) for i, r in ray.results().items()
     }

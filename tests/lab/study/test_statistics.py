@@ -1,4 +1,4 @@
-"""Statistics, by hand."""
+"""Statistics against values computed by hand."""
 
 from __future__ import annotations
 

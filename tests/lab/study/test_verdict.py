@@ -71,7 +71,7 @@ def test_a_trial_of_fewer_seeds_that_did_better_is_named():
     ]
 
 
-def test_whether_an_optimum_is_inside_its_grid_is_told_by_the_seeds_that_all_trials_have():
+def test_whether_an_optimum_is_inside_its_grid_is_judged_by_the_seeds_that_all_trials_have():
     def cells(scale, done):
         return [
             c

@@ -23,7 +23,7 @@ from normcontrol.lab.training.config import Config, check, field_type
 NAME = "challenge"
 
 RATIO = "the baseline's final ratio"
-"""Stands for a number that is known when the baseline is trained."""
+"""A placeholder for a number that is known after the baseline is trained."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A study and its cells: what is to be run, and what tells one run from all others.
+"""A study and its cells: what is to be run, and how a run is identified.
 
 A study is a function. It is called with the scale and with the results so far, and returns the
 cells (a config and a seed each) that it wants. It is called again after they are run, until it
@@ -131,7 +131,7 @@ class Story:
     columns: tuple[str, ...]
     """The columns of its table, by their headings."""
     note: str
-    """What stands under the table."""
+    """The text under the table."""
 
 
 @dataclass(frozen=True)
