@@ -6,13 +6,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from normcontrol.lab.cli.flags import parse
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.study.scales import Scale
+
+if TYPE_CHECKING:
+    from normcontrol.lab.study.ledger import Ledger
 
 Folders = Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR [DIR ...]")]
 Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT [TEXT ...]")]
@@ -76,6 +79,11 @@ def run(args: Sequence[str]) -> int:
             record = done.of(cell)
             print(f"{cell.part:10} {cell.label:60} {record.status if record else '-'}")
         return 0
+    return train(asked, ledger)
+
+
+def train(asked: Study, ledger: Ledger) -> int:
+    """Run the cells of a study that are not finished."""
     from normcontrol.lab.report.study_progress import progress
     from normcontrol.lab.study.runner import BY_HAND, Runner
 
@@ -97,8 +105,8 @@ def run(args: Sequence[str]) -> int:
         )
         return 130 if outcome.stopped == BY_HAND else 0
     print(
-        f"All {outcome.done} cells are finished, in {out}. What they show: normcontrol verdict "
-        f"{out}"
+        f"All {outcome.done} cells are finished, in {ledger.out}. What they show: normcontrol "
+        f"verdict {ledger.out}"
     )
     return 0
 

@@ -46,21 +46,31 @@ def pool(workers: int, show: Show) -> Iterator[Execute]:
     listener = threading.Thread(target=_listen, args=(statuses, show), daemon=True)
     listener.start()
 
-    def execute(jobs: Iterator[Job]) -> Finished:
-        running: dict[Future[Record | None], Job] = {}
-        for job in jobs:
-            running[executor.submit(_run, job)] = job
-            if len(running) == workers:
-                yield from _collect(running)
-        while running:
-            yield from _collect(running)
-
     with ProcessPoolExecutor(
         workers, mp_context=context, initializer=_start, initargs=(statuses, threads)
     ) as executor:
-        yield execute
+        yield lambda jobs: side_by_side(
+            jobs, workers, lambda job: executor.submit(_run, job), _collect
+        )
     statuses.put(None)
     listener.join()
+
+
+def side_by_side(
+    jobs: Iterator[Job],
+    workers: int,
+    submit: Callable[[Job], Any],
+    collect: Callable[[dict[Any, Job]], Finished],
+) -> Finished:
+    """Submit jobs while fewer than ``workers`` are running. ``collect`` waits for at least one of
+    the running jobs, removes those that ended, and yields them."""
+    running: dict[Any, Job] = {}
+    for job in jobs:
+        running[submit(job)] = job
+        if len(running) == workers:
+            yield from collect(running)
+    while running:
+        yield from collect(running)
 
 
 def _collect(running: dict[Future[Record | None], Job]) -> Finished:

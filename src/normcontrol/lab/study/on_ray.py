@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.study.executors import Execute, Finished
+from normcontrol.lab.study.executors import Execute, Finished, side_by_side
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.worker import Job, run_cell
 
@@ -45,42 +45,32 @@ def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
     gpus = min(ray.cluster_resources().get("GPU", 0) / workers, 1) if gpu else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_train)
 
-    def execute(jobs: Iterator[Job]) -> Finished:
-        running: dict[Any, Job] = {}
-
-        def collect() -> Finished:
-            done, _ = ray.wait(list(running))
-            for future in done:
-                job = running.pop(future)
-                try:
-                    yield job, ray.get(future)
-                except ray.exceptions.RayError as error:
-                    raise LabError(
-                        f"Ray lost {job.label}: {error}. Finished cells are safe: the same command "
-                        "goes on."
-                    ) from None
-
-        for job in jobs:
-            placed = replace(
-                job,
-                config=job.config.with_(data=_absolute(job.config.data.data)),
-                cache=job.cache.resolve(),
-            )
-            running[task.remote(placed)] = job
-            if len(running) == workers:
-                yield from collect()
-        while running:
-            yield from collect()
+    def collect(running: dict[Any, Job]) -> Finished:
+        done, _ = ray.wait(list(running))
+        for future in done:
+            job = running.pop(future)
+            try:
+                yield job, ray.get(future)
+            except ray.exceptions.RayError as error:
+                raise LabError(
+                    f"Ray lost {job.label}: {error}. Finished cells are safe: the same command "
+                    "goes on."
+                ) from None
 
     try:
-        yield execute
+        yield lambda jobs: side_by_side(
+            jobs, workers, lambda job: task.remote(_for_any_node(job)), collect
+        )
     finally:
         if mine:
             ray.shutdown()
 
 
-def _absolute(data: str) -> str:
-    return data if data == "python" else str(Path(data).expanduser().resolve())
+def _for_any_node(job: Job) -> Job:
+    """The job with absolute paths."""
+    data = job.config.data.data
+    data = data if data == "python" else str(Path(data).expanduser().resolve())
+    return replace(job, config=job.config.with_(data=data), cache=job.cache.resolve())
 
 
 def _train(job: Job) -> Record | None:
