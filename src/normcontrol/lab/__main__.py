@@ -3,11 +3,11 @@
 import os
 import sys
 
-from normcontrol.lab.cli.main import main as run
+from normcontrol.lab.cli import main as command
 
 
 def main() -> int:
-    status = run()
+    status = command.main()
     if "RANK" in os.environ:  # one of the processes that torchrun started
         from normcontrol.lab.training.parallel import exit_now
 

@@ -7,8 +7,7 @@ import math
 import pytest
 from fakes import NOISE, FakeLedger, record
 
-from normcontrol.lab.studies import STUDIES
-from normcontrol.lab.studies import claims_rules as rules
+from normcontrol.lab.studies import STUDIES, claims_rules
 from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED
 from normcontrol.lab.study.verdict import judge
 
@@ -16,22 +15,22 @@ from normcontrol.lab.study.verdict import judge
 def claims_outcome(**more):
     """The claims study with results as the paper would have them, some of them changed."""
     effects = {
-        rules.ADAMWN: -0.05,
-        rules.SCALED_ADAMWN: -0.07,
-        rules.SCALED: -0.02,
-        rules.ADAMC: -0.03,
-        rules.TENSOR: -0.03,
-        rules.LAYERNORM: 0.0,
-        rules.RATE: -0.05,
+        claims_rules.ADAMWN: -0.05,
+        claims_rules.SCALED_ADAMWN: -0.07,
+        claims_rules.SCALED: -0.02,
+        claims_rules.ADAMC: -0.03,
+        claims_rules.TENSOR: -0.03,
+        claims_rules.LAYERNORM: 0.0,
+        claims_rules.RATE: -0.05,
         **more,
     }
 
     def of(cell):
         o = cell.config.optim
-        half = rules.FEWER in cell.arm
+        half = claims_rules.FEWER in cell.arm
         loss = 4 + (math.log2(o.lr / 3e-3)) ** 2 + NOISE[cell.seed] + half
         loss += (
-            effects.get(cell.arm.removesuffix(rules.FEWER), 0.0)
+            effects.get(cell.arm.removesuffix(claims_rules.FEWER), 0.0)
             + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
         )
         best_decay = more.get("best_decay", 1.5) if half else 1.0
@@ -39,11 +38,11 @@ def claims_outcome(**more):
             loss += 0.1 * math.log(o.weight_decay / best_decay + 1e-3 * cell.seed) ** 2
         elif o.optimizer == "AdamWN":
             loss += 0.1 * math.log((o.ratio or 1) / 5) ** 2
-        if cell.arm == rules.RATE:
+        if cell.arm == claims_rules.RATE:
             loss += more.get("rate_effect", 0.0) * abs(math.log10(o.rate / 0.1))
         ratio = (o.ratio or 1) if o.optimizer == "AdamWN" else 3 * math.sqrt(o.lr / 8e-3)
-        if cell.arm == rules.OFFSET:
-            square = rules.initial_square(record(cell, loss))
+        if cell.arm == claims_rules.OFFSET:
+            square = claims_rules.initial_square(record(cell, loss))
             noise = more.get("noise", lambda o: 1.0)(o)
             x = ratio  # solve the balance of noise and control by iteration
             for _ in range(20_000):
@@ -67,7 +66,7 @@ def findings(**more):
 def test_claims_that_hold_are_supported():
     found = findings()
     assert {name: f.outcome for name, f in found.items()} == dict.fromkeys(
-        (c.name for c in rules.CLAIMS), SUPPORTED
+        (c.name for c in claims_rules.CLAIMS), SUPPORTED
     )
     assert "C = 1.00" in found["offset"].numbers
 
@@ -75,14 +74,14 @@ def test_claims_that_hold_are_supported():
 @pytest.mark.parametrize(
     ("claim", "change"),
     [
-        ("tuned", {rules.ADAMWN: 0.05}),
-        ("not the start", {rules.SCALED: -0.09}),
-        ("not AdamC", {rules.ADAMC: -0.09}),
-        ("same freedom", {rules.SCALED_ADAMWN: 0.0}),
+        ("tuned", {claims_rules.ADAMWN: 0.05}),
+        ("not the start", {claims_rules.SCALED: -0.09}),
+        ("not AdamC", {claims_rules.ADAMC: -0.09}),
+        ("same freedom", {claims_rules.SCALED_ADAMWN: 0.0}),
         ("norm and learning rate", {"drift": 0.1}),
         ("rate", {"rate_effect": 0.1}),
-        ("one norm", {rules.TENSOR: -0.2}),
-        ("LayerNorm", {rules.LAYERNORM: -0.2}),
+        ("one norm", {claims_rules.TENSOR: -0.2}),
+        ("LayerNorm", {claims_rules.LAYERNORM: -0.2}),
         ("offset", {"noise": lambda o: o.rate}),
     ],
 )

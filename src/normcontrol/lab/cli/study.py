@@ -62,7 +62,7 @@ def run(args: Sequence[str]) -> int:
     if asked.workers < 1:
         raise LabError(f"workers={asked.workers}: at least one is needed.")
     if asked.replay:
-        return replay(asked)
+        return repeat(asked)
     from normcontrol.lab.studies import STUDIES
     from normcontrol.lab.studies.opening import begin
 
@@ -111,7 +111,7 @@ def train(asked: Study, ledger: Ledger) -> int:
     return 0
 
 
-def replay(asked: Study) -> int:
+def repeat(asked: Study) -> int:
     """Run finished cells again; the exit status is 1 if one of them differs."""
     if asked.name or asked.out or asked.limit_minutes or asked.list or asked.on != "local":
         raise LabError(
@@ -119,7 +119,7 @@ def replay(asked: Study) -> int:
             "give none but --only, --workers, --device, --data and --also-validate."
         )
     from normcontrol.lab.studies.opening import begin, find, open_folder
-    from normcontrol.lab.study import replay as engine
+    from normcontrol.lab.study.replay import replay
 
     folder = find(asked.replay or "")
     before = open_folder(folder)
@@ -127,7 +127,7 @@ def replay(asked: Study) -> int:
         folder, before.name, before.scale, asked.data, asked.also_validate, before.settings
     )
     differ = 0
-    for comparison in engine.replay(ledger, asked.device, asked.only, asked.workers):
+    for comparison in replay(ledger, asked.device, asked.only, asked.workers):
         print(comparison, flush=True)
         differ += not comparison.same
     print("All are what they were." if not differ else f"{differ} are not what they were.")

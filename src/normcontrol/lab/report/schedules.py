@@ -7,21 +7,19 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config, check
+from normcontrol.lab.training.optimizers import is_controlled, known_name, lr_at, target_at
 
 
 def values(config: Config, step: int) -> tuple[float, float | None, float | None]:
     """(lr, r_t, k_t) at a step. Weight decay is control with a ratio of 0. An optimizer that does
     neither has None for the last two."""
-    o, lr = config.optim, optim.lr_at(config, step)
-    if optim.is_controlled(o):
-        return lr, optim.target_at(o, step), o.rate
-    if optim.known_name(o.optimizer) == "AdamC":
+    o, lr = config.optim, lr_at(config, step)
+    if is_controlled(o):
+        return lr, target_at(o, step), o.rate
+    if known_name(o.optimizer) == "AdamC":
         return lr, 0.0, o.weight_decay * lr**2 / o.lr
-    return (
-        (lr, 0.0, lr * o.weight_decay) if "W" in optim.known_name(o.optimizer) else (lr, None, None)
-    )
+    return (lr, 0.0, lr * o.weight_decay) if "W" in known_name(o.optimizer) else (lr, None, None)
 
 
 def rows(config: Config) -> list[tuple[str, ...]]:

@@ -17,8 +17,8 @@ from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.study.cells import Cell, Story, Study
 from normcontrol.lab.study.records import Results, config_of
 from normcontrol.lab.study.verdict import Row, Verdict
-from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config, check, field_type
+from normcontrol.lab.training.optimizers import TORCH, known_name
 
 NAME = "challenge"
 
@@ -69,10 +69,10 @@ def parse_arm(text: str) -> Arm:
     known = KNOWN.get(name.lower())
     if known is None:
         try:
-            spelled = optim.known_name(name)
+            spelled = known_name(name)
         except LabError:
             raise LabError(
-                f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(optim.TORCH)])}"
+                f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(TORCH)])}"
             ) from None
         known = Arm(spelled, {"optimizer": spelled, "ratio": None})
     changes = {}

@@ -31,8 +31,8 @@ from normcontrol.lab.studies.claims_rules import (
 )
 from normcontrol.lab.study.cells import Cell, Study, grid
 from normcontrol.lab.study.records import Results
-from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.optimizers import lr_at
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def same_total_decay(adamw: Cell) -> Cell:
     """The second control: AdamC, with the decay for which the sum of its decays over all steps is
     that of the best AdamW."""
     o = adamw.config.optim
-    rates = [optim.lr_at(adamw.config, step) for step in range(1, adamw.config.run.steps + 1)]
+    rates = [lr_at(adamw.config, step) for step in range(1, adamw.config.run.steps + 1)]
     decay = round(o.weight_decay * sum(rates) / (sum(lr * lr for lr in rates) / o.lr), 4)
     return Cell(
         ADAMC,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from normcontrol.lab.data import batches as data
+from normcontrol.lab.data import batches
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import write_json
 from normcontrol.lab.study.cells import Cell, Data, Study
@@ -66,8 +66,8 @@ class Ledger:
             ]
         )
         if key not in self.digests:
-            dataset = data.load(placed.data, placed.tokenizer, self.cache)
-            others = [data.load_validation(given, dataset) for given in placed.also_validate]
+            dataset = batches.load(placed.data, placed.tokenizer, self.cache)
+            others = [batches.load_validation(given, dataset) for given in placed.also_validate]
             found = Data(dataset.digest, {name: digest for name, _, digest in others})
             if self.stored.get(key, found) != found:
                 raise LabError(
