@@ -25,7 +25,6 @@ from normcontrol import predict
 from normcontrol.groups.classes import TensorClass, classes_of
 from normcontrol.lab.data.batches import padded
 from normcontrol.lab.files import read_json
-from normcontrol.lab.studies.challenge import finished
 from normcontrol.lab.study.records import CELLS, Record, read, summarise
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.config import Config, preset
@@ -44,6 +43,15 @@ calibrated on the first one."""
 TIED = ("wte.weight",)
 """Embeddings that are also the output head. They have to be named, because the laboratory's model
 has no head module that shares their weight."""
+
+
+def finished(folder: Path, config: Config) -> bool:
+    """True if the folder holds a run with exactly this config that has made its last step."""
+    if not (folder / CONFIG).exists():
+        return False
+    lines = metrics.read(folder)
+    done = bool(lines) and lines[-1]["step"] == config.run.steps and "val_loss" in lines[-1]
+    return done and Config.load(folder / CONFIG) == config
 
 
 def records(path: Path) -> list[Record]:

@@ -1,7 +1,7 @@
-"""Measures the report page of 100 runs with 2,000 points each: its size, and the time until a
-headless chromium has drawn it.
+"""The report page of 100 runs with 2,000 points each, in a headless chromium: its size, and when it
+is drawn.
 
-    python benchmarks/report_page.py [--runs 100] [--points 2000] [--screenshot FILE]
+python benchmarks/report_page.py [--runs 100] [--points 2000] [--screenshot FILE]
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lab"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "lab" / "report"))
-from browser import CHROMIUM, Browser
-from test_page import big
+from browser import MISSING, start
+from fakes import big
 
 
 def main() -> None:
@@ -25,23 +24,22 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--points", type=int, default=2000)
     parser.add_argument("--screenshot", type=Path)
-    arguments = parser.parse_args()
-    if CHROMIUM is None:
-        sys.exit("This benchmark needs chromium, which is not installed.")
+    asked = parser.parse_args()
+    if MISSING:
+        sys.exit(f"This benchmark needs {MISSING}, which is not installed.")
     drawn = []
     with tempfile.TemporaryDirectory() as folder:
-        page = big(arguments.runs, arguments.points).write(Path(folder) / "page.html")
+        page = big(asked.runs, asked.points).write(Path(folder) / "page.html")
         size = page.stat().st_size
         for _ in range(5):
-            with Browser() as browser:
-                browser.open(page)
-                drawn.append(int(browser.js("document.body.dataset.drawn")))
-                if arguments.screenshot:
-                    browser.screenshot(arguments.screenshot)
-    milliseconds = statistics.median(drawn)
+            with start() as browser, browser.open(page) as opened:
+                drawn.append(int(opened.page.evaluate("document.body.dataset.drawn")))
+                if asked.screenshot:
+                    opened.page.screenshot(path=asked.screenshot)
+    took = statistics.median(drawn)
     print(
-        f"{arguments.runs} runs x {arguments.points} points: {size / 1e6:.2f} MB (at most 8), "
-        f"drawn after {milliseconds} ms (at most 2000)"
+        f"{asked.runs} runs x {asked.points} points: {size / 1e6:.2f} MB (at most 8), drawn after "
+        f"{took} ms (at most 2000)"
     )
 
 

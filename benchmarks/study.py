@@ -27,9 +27,10 @@ from typing import Any
 import torch
 
 from normcontrol.lab.studies.bases import base
+from normcontrol.lab.studies.opening import begin
 from normcontrol.lab.study.cells import grid
-from normcontrol.lab.study.ledger import begin
-from normcontrol.lab.study.runner import Runner, cores
+from normcontrol.lab.study.executors import cores
+from normcontrol.lab.study.runner import Runner
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.loop import train
 

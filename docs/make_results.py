@@ -1,8 +1,8 @@
-"""Writes docs/results.md from what lies under results/: ``make docs``. No number on that page is
-typed.
+"""Writes docs/results.md and its figures from the records under results/. No number on that page is
+typed by hand.
 
-For every study: the verdict, the table, what became of each claim, the figure, and by which command
-on which machine. Text that is not a result is in ``INTRODUCTION``.
+For every study: the verdict, the table, the outcome of each claim, the figure, and by which command
+on which machine it was run. Text that is not a result is in ``INTRODUCTION``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from normcontrol.lab.report import figures as charts
-from normcontrol.lab.report.study import curve, drawn
-from normcontrol.lab.study.ledger import STUDY, Ledger, open_folder
+from normcontrol.lab.report import panels
+from normcontrol.lab.report.study_page import curve, drawn
+from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.study.ledger import STUDY, Ledger
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.verdict import judge
 
@@ -25,39 +26,40 @@ INTRODUCTION = """# Results
 What the [studies](studies.md) under `results/` showed, negative parts included. This page is written by `python docs/make_results.py` from
 their raw files; `normcontrol report results/STUDY` makes a page of each with curves to zoom into and every run's settings.
 
-**In short.** On a model of 0.17 M weights, over five seeds: AdamWN has a lower loss than AdamW when both are tuned, but AdamW that merely
-*starts* from scaled weights, its decay tuned too, is level with it. Given the same start, AdamWN is ahead by less than a tenth of that. It
-is not AdamC's schedule. The norm ends where it was asked to, at every learning rate. One norm for all matrices is better than one for each
-tensor, and LayerNorm is better left alone, as the paper says. Not as expected: a controller ten times as slow is worse (whether by more
-than the paper gained is not shown), and the law of the steady offset does not hold with one constant (the tied embedding is a likely
-reason, see [predictions](predict.md)). Whether the best decay depends on the horizon cannot be told: from 0.3 down AdamW's loss hardly
-depends on the decay here, and its best is the lowest one tried; while the loss has a clear optimum in AdamWN's ratio.
+**In short.** On a model of 0.17 M weights, over five seeds: AdamWN has a lower loss than AdamW when both are tuned, but AdamW that only
+*starts* from scaled weights, with its decay tuned too, is level with it. Given the same start, AdamWN is ahead by less than a tenth of
+that. AdamC's schedule of the decay does not explain it. The norm ends at its target, at every learning rate. One norm for all matrices is
+better than one for each tensor, and LayerNorm is better left alone, as the paper says. Not as expected: a controller ten times as slow is
+worse (whether by more than the paper gained is not shown), and the law of the steady offset does not hold with one constant (the tied
+embedding is a likely reason, see [predictions](predict.md)). Whether the best decay depends on the horizon is not known: from 0.3 down
+AdamW's loss hardly depends on the decay at this scale, and its best is the lowest one tried, while the loss has a clear optimum in
+AdamWN's ratio.
 
 On a model of 45 M weights, over three seeds, AdamWN has a lower loss than AdamW when both are tuned, on the text trained on and on
-another. It is ahead of AdamW from scaled weights too, by nearly as much, at the decay that three seeds were run of; but a larger decay was
-better for that control in the one seed it has, which leaves a third of the lead. So it is *not shown* that the start does not explain it
-(on the smaller model, tuning that control closed the gap). Nor is the lead over AdamC, whose seeds spread. The norm again ends where it was
-asked to, at every learning rate. The other rates and the horizon have one seed each, so nothing is shown: a slower controller was a
-little worse and a faster one a little better, as on the smaller model, and in a third of the steps AdamW's loss hardly depends on the decay
-over a factor of thirty. Luck matters there: seeds of AdamW with a decay of 0.1, the best by the first seed, are far apart from step 125 on,
-and with 0.3 they are not.
+another. It is ahead of AdamW from scaled weights too, by nearly as much, at the decay that was run with three seeds. But a larger decay
+was better for that control in the one seed it has, which leaves a third of the lead. So it is *not shown* that the start does not explain
+it (on the smaller model, tuning that control closed the gap). The lead over AdamC, whose seeds spread, is not shown either. The norm again
+ends at its target, at every learning rate. The other rates and the horizon have one seed each, so nothing is shown: a slower controller
+was a little worse and a faster one a little better, as on the smaller model, and in a third of the steps AdamW's loss hardly depends on
+the decay over a factor of thirty. Chance matters at this scale: seeds of AdamW with a decay of 0.1, the best by the first seed, are far
+apart from step 125 on, and with 0.3 they are not.
 
 How to read it: a difference pairs runs that share initial weights and the order of the data, ± is half of its 95 % interval, and n
-the number of pairs. *Shown* means that the interval leaves zero out. A claim was written down with the rule that would refute it before
-it was run; *not shown* means that neither the claim nor its contrary can be told from noise with so many runs. What one scale shows
-need not hold at another: these are small models on short runs.
+the number of pairs. *Shown* means that zero is outside the interval. A claim and the rule that refutes it were written before the runs;
+*not shown* means that with so many runs neither the claim nor its contrary can be distinguished from noise. What one scale shows need not
+hold at another: these are small models on short runs.
 
-The rules that refute a claim are older than the runs of `small`. What was decided with results in view:
+The rules that refute a claim are older than the runs of `small`. What was decided when results were known:
 
 - The ranges of `claims` follow pilot runs on the same data, which are not among the results.
 - At `small`: the order of the parts, and one more trial where a best value is at the edge, after the first three runs of AdamW; that the
   second best of either arm gets all seeds, after it was seen that seeds differ by more than decays.
-- At both scales: that the controls' decays are followed beyond an edge and the best of them gets all seeds, and that no claim is supported
-  against an arm of which a trial with fewer seeds did better, when that had happened to AdamW from scaled weights.
-- At `tiny`: the learning rates of `claims` were moved from 3e-3, 8e-3 and 20e-3 to 1e-3, 3e-3 and 8e-3 when `family` had found every
-  method best at 3e-3, the lowest. The rule about the horizon was amended after it had refuted the claim from best decays at the edge of
-  those tried, where nothing can be told (lower decays were then added, and as many ratios). Offsets were averaged over seeds when there
-  were five. One norm against one for each tensor was held to the same ratio when another ratio had become AdamWN's best.
+- At both scales: that decays of the controls are tried beyond an edge and the best of them gets all seeds, and that no claim is supported
+  against an arm of which a trial with fewer seeds did better, after that had happened to AdamW from scaled weights.
+- At `tiny`: the learning rates of `claims` were moved from 3e-3, 8e-3 and 20e-3 to 1e-3, 3e-3 and 8e-3 after `family` had found every
+  method best at 3e-3, the lowest. The rule about the horizon was changed after it had refuted the claim from best decays at the edge of
+  those tried, where nothing can be concluded (lower decays were then added, and as many ratios). Offsets were averaged over seeds when
+  there were five. One norm and one for each tensor were compared at the same ratio after another ratio had become AdamWN's best.
 - `family` at `small` makes 500 steps, a third of the scale's own, so that each method could have three learning rates.
 """
 
@@ -85,17 +87,10 @@ def section(ledger: Ledger) -> Iterator[str]:
         yield table(verdict.headings(), verdict.table())
     if verdict.findings:
         yield "### Claims\n"
-        rows = [
-            (claim.says, f"**{finding.outcome}**", finding.numbers, claim.refuted_if)
-            for claim, finding in verdict.findings
-        ]
+        rows = [(says, f"**{outcome}**", *rest) for says, outcome, *rest in verdict.claims()]
         yield table(("claim", "outcome", "numbers", "refuted if"), rows)
     if verdict.study.published:
-        ours = [
-            (p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}")
-            for p, value in verdict.published()
-        ]
-        yield table(("published", "paper", "here"), ours)
+        yield table(("published", "paper", "here"), verdict.published())
         yield f"What differs here: {verdict.study.differs.get(ledger.scale, '')}.\n"
     if verdict.flags:
         yield "What weakens it:\n"
@@ -139,7 +134,7 @@ def main() -> None:
         if trials:
             path = ROOT / "docs" / FIGURES / f"{folder.name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            charts.figures([curve(trial) for trial in trials], path)
+            panels.draw([curve(trial) for trial in trials], path)
             print(path.relative_to(ROOT))
 
 

@@ -55,7 +55,7 @@ def check(distribution: Path) -> None:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         subprocess.run([python, "-W", "ignore", "-c", SMOKE], check=True, cwd=folder, env=env)
         command = subprocess.run(
-            [str(Path(folder) / "bin/normcontrol")],
+            [str(Path(folder) / "bin/normcontrol"), "train"],
             cwd=folder,
             env=env,
             capture_output=True,

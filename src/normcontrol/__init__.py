@@ -1,23 +1,29 @@
-"""Weight norm control (Loshchilov, 2023): hold the norm of the weights instead of decaying them."""
+"""Weight norm control (Loshchilov, 2023): control the norm of the weights instead of decaying them.
 
-from normcontrol import predict
-from normcontrol.adamwn import AdamWN
-from normcontrol.control import NormControl
-from normcontrol.groups.members import param_groups
-from normcontrol.groups.readings import Reading
-from normcontrol.predict import recipes
-from normcontrol.schedule import (
-    Schedule,
-    constant,
-    cosine,
-    eta_times,
-    linear,
-    lr_times,
-    piecewise,
-    trace,
-)
-from normcontrol.watch.average import reproject_
-from normcontrol.watch.trace import NormTrace
+The public names. A name is imported when it is first used, so that the command ``normcontrol`` can
+answer ``--help`` without loading torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normcontrol import predict as predict
+    from normcontrol.adamwn import AdamWN as AdamWN
+    from normcontrol.control import NormControl as NormControl
+    from normcontrol.groups.members import param_groups as param_groups
+    from normcontrol.groups.readings import Reading as Reading
+    from normcontrol.predict import recipes as recipes
+    from normcontrol.schedule import Schedule as Schedule
+    from normcontrol.schedule import constant as constant
+    from normcontrol.schedule import cosine as cosine
+    from normcontrol.schedule import eta_times as eta_times
+    from normcontrol.schedule import linear as linear
+    from normcontrol.schedule import lr_times as lr_times
+    from normcontrol.schedule import piecewise as piecewise
+    from normcontrol.schedule import trace as trace
+    from normcontrol.watch.average import reproject_ as reproject_
+    from normcontrol.watch.trace import NormTrace as NormTrace
 
 __version__ = "0.1.0"
 
@@ -39,3 +45,30 @@ __all__ = [
     "reproject_",
     "trace",
 ]
+
+_MODULES = {"predict": "predict", "recipes": "predict.recipes"}
+_HOMES = {
+    "AdamWN": "adamwn",
+    "NormControl": "control",
+    "NormTrace": "watch.trace",
+    "Reading": "groups.readings",
+    "param_groups": "groups.members",
+    "reproject_": "watch.average",
+}
+"""The modules of the other public names, as far as that is not ``schedule``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        value = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    else:
+        home = importlib.import_module(f"{__name__}.{_HOMES.get(name, 'schedule')}")
+        value = getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

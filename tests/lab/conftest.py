@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,31 @@ def config(corpus: Path) -> Config:
         Optim(optimizer="AdamW", lr=1e-2, warmup=2, ramp=3, rate=0.1),
         Run(steps=12, log_every=1, eval_every=6, checkpoint_every=4, device="cpu"),
     )
+
+
+@pytest.fixture
+def study(config: Config, tmp_path: Path) -> str:
+    """A study of two arms and two seeds, in a file of its own."""
+    path = tmp_path / "mine.py"
+    config.save(tmp_path / "base.json")
+    path.write_text(
+        textwrap.dedent(f"""
+        from pathlib import Path
+        from normcontrol.lab.training.config import Config
+        from normcontrol.lab.study.cells import grid
+
+        BASE = Config.load(Path({str(tmp_path / "base.json")!r})).with_(checkpoint_every=0)
+
+        def decays(scale, done):
+            "Two decays against one ratio."
+            first = grid("AdamW", BASE, weight_decay=[0.1, 1.0], seeds=[0, 1])
+            if not done.done(first):
+                return first
+            best = done.best(first)
+            return first + grid("AdamWN", BASE.with_(optimizer="AdamWN", lr=best.config.optim.lr), ratio=[1.5], seeds=[0, 1])
+
+        def spoiled(scale, done):
+            return grid("AdamW", BASE, lr=[1e-2]) + grid("AdamW", BASE.with_(context=33), lr=[2e-2])
+        """)
+    )
+    return f"{path}:decays"

@@ -1,16 +1,20 @@
-"""Studies with made-up results, for tests of what is said about results."""
+"""Studies with invented results, for tests of verdicts and pages."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normcontrol.lab.study import records as results
+from normcontrol.lab.report.page import Page, Run
 from normcontrol.lab.study.cells import Cell, Data, Study, identity
-from normcontrol.lab.study.records import Results
+from normcontrol.lab.study.records import Record, Results, summarise
+from normcontrol.lab.training.config import Config
 
 DATA = Data("digest")
+NOISE = {0: 0.0, 1: 0.003, 2: -0.004, 3: 0.001, 4: 0.002}
+"""By seed, what is added to a loss."""
 
 
 def record(
@@ -21,7 +25,7 @@ def record(
     digest: str = "digest",
     owt: float | None = None,
     points: int = 5,
-):
+) -> Record:
     """A finished cell that ended at ``loss``, by way of a straight line from 10; not finite, it
     diverged."""
     steps = [round(cell.config.run.steps * i / (points - 1)) for i in range(points)]
@@ -51,9 +55,7 @@ def record(
         "data": {"folder": "data", "digest": digest, "tokenizer": "gpt2", "vocab": 1024},
     }
     error = "" if abs(loss) < 100 else "The loss or gradient was not finite"
-    return results.summarise(
-        identity(cell.config, DATA), cell.config, environment, lines, 60.0, error
-    )
+    return summarise(identity(cell.config, DATA), cell.config, environment, lines, 60.0, error)
 
 
 @dataclass
@@ -61,7 +63,7 @@ class FakeLedger:
     """A ledger whose cells were all run, as ``outcome`` says."""
 
     study: Study
-    outcome: Callable[[Cell], results.Record | None]
+    outcome: Callable[[Cell], Record | None]
     scale: str = "tiny"
     out: Path = Path("results/fake")
     problems: list[str] = field(default_factory=list)
@@ -77,3 +79,27 @@ class FakeLedger:
 
     def cells(self, done: Results) -> list[Cell]:
         return list(self.study.cells(self.scale, done))
+
+
+def big(runs: int, points: int) -> Page:
+    """Runs with a point at every step, in all curves."""
+    steps = list(range(points))
+    made = []
+    for i in range(runs):
+        values = [4 + math.exp(-s / 200) + 0.01 * math.sin(s * (i + 1)) for s in steps]
+        made.append(
+            Run(
+                f"arm {i % 8}",
+                f"trial {i}",
+                0,
+                Config().flat(),
+                dict.fromkeys(("loss", "val_loss", "ratio"), (steps, values)),
+                {},
+            )
+        )
+    return Page("Large", [], made)
+
+
+def record_files(out: Path) -> dict[str, int]:
+    """The files of the records in a study's folder, and when each was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (out / "cells").glob("*.jsonl")}

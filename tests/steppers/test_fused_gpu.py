@@ -107,8 +107,8 @@ def test_little_memory_beyond_the_moments():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("n", [1, 1000, 1024, 5000])
 def test_multiplying_in_one_launch_rounds_as_the_plain_operations_do(n, dtype):
-    from normcontrol.weights.rounding_kernels import multiply_rounding
     from normcontrol.weights.rounding import DROPPED_BITS, multiply_rounding_, seeds_of
+    from normcontrol.weights.rounding_kernels import multiply_rounding
 
     weight = tensors([n], dtype)[0].data
     factor, seed = (

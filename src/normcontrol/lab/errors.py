@@ -1,19 +1,17 @@
-"""The laboratory's one exception: a sentence for the person at the keyboard, shown without a
-traceback."""
+"""The laboratory's one exception. Its message is a sentence that is shown without a traceback."""
 
 from __future__ import annotations
 
 import difflib
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 
 class LabError(Exception):
-    """What was given, why it cannot be, what to do."""
+    """Says what was given, why it is refused, and what to do instead."""
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """A phrase with the known names most like the given one, or all of them.
+    """A phrase with the known names that are most similar to the given one, or with all of them.
 
     >>> nearest("adamv", ["AdamW", "AdamWN", "SGD"])
     'Did you mean AdamW or AdamWN?'
@@ -26,16 +24,3 @@ def nearest(given: str, known: Iterable[str]) -> str:
         lower[match] for match in difflib.get_close_matches(given.lower(), lower, n=3, cutoff=0.6)
     ]
     return f"Did you mean {' or '.join(close)}?" if close else f"Known are {', '.join(names)}."
-
-
-def told(command: Callable[[], int]) -> int:
-    """Run a command; what cannot be done is said in a sentence, without a traceback. The exit
-    status."""
-    try:
-        return command()
-    except LabError as error:
-        print(f"normcontrol: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("normcontrol: stopped.", file=sys.stderr)
-        return 130

@@ -1,5 +1,4 @@
-"""Writing files so that they are there whole or not at all, and knowing whether they are still what
-was written."""
+"""Files that are written completely or not at all, and checksums that show whether they changed."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from normcontrol.lab.errors import LabError
 
 
 def sync(file: IO[Any]) -> None:
-    """On the disk, not in a buffer, when this returns."""
+    """Write the file's buffers to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """The same for the names in a folder: without this a rename may not outlive a power cut."""
+    """Write the names in a folder to the disk. Without this a rename may be lost in a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -30,7 +29,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace a JSON file at once: a reader sees the old or the new, never a half."""
+    """Replace a JSON file in one operation. A reader sees the old file or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w") as file:
         json.dump(content, file, indent=2)
@@ -67,7 +66,7 @@ def _digest(file: IO[bytes]) -> str:
 
 
 def largest(path: Path, dtype: Any) -> int:
-    """The largest id in a file of them, read a block at a time."""
+    """The largest number in a file of numbers, which is read a block at a time."""
     highest = 0
     with path.open("rb") as file:
         while len(block := np.fromfile(file, dtype, count=1 << 22)):

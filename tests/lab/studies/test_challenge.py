@@ -1,19 +1,29 @@
-"""The challenge: paired arms, the baseline's norm as the target, and a report that says no more
-than it knows."""
+"""The challenge: a study of paired arms, with the baseline's norm as their target, and a report that
+says no more than it knows."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
+from fakes import FakeLedger, record
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.report import challenge as report
 from normcontrol.lab.studies import challenge
-from normcontrol.lab.study import statistics as stats
+from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.study import worker
+from normcontrol.lab.study.verdict import judge
 from normcontrol.lab.training import metrics
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.sample import load
+
+ARMS = ["adamwn", "scaled", "adamc", "adamw:weight_decay=0.2"]
 
 
 def flags(config):
@@ -43,26 +53,15 @@ def done(tmp_path_factory):
     return tmp_path_factory.mktemp("challenge")
 
 
+def command(config, out, *more):
+    return ["challenge", "--out", str(out), *flags(config.with_(steps=30, rate=0.5)), *more]
+
+
 @pytest.fixture
 def finished(config, done, capsys):
-    """A challenge of four arms and two seeds, run once for all tests here."""
+    """A challenge of four arms and two seeds, run once for all tests in this file."""
     if not (done / "out" / "index.html").exists():
-        arms = ["adamwn", "scaled", "adamc", "adamw:weight_decay=0.5"]
-        assert (
-            main(
-                [
-                    "challenge",
-                    "--out",
-                    str(done / "out"),
-                    "--seeds",
-                    "2",
-                    "--arms",
-                    *arms,
-                    *flags(config.with_(steps=30, rate=0.5)),
-                ]
-            )
-            == 0
-        )
+        assert main(command(config, done / "out", "--seeds", "2", "--arms", *ARMS)) == 0
         (done / "said").write_text(capsys.readouterr().out)
     return done / "out"
 
@@ -90,12 +89,12 @@ def test_adamwn_is_scheduled_to_the_ratio_that_adamw_ended_with(finished):
         ][-1]
         config = json.loads((finished / f"arms/adamwn/seed-{seed}/config.json").read_text())
         assert config["optim"]["ratio"] == ended
-        held = [
+        reached = [
             line["ratio"]
             for line in metrics.read(finished / f"arms/adamwn/seed-{seed}")
             if "ratio" in line
         ]
-        assert held[-1] == pytest.approx(ended, rel=0.03)
+        assert reached[-1] == pytest.approx(ended, rel=0.03)
         scaled = metrics.read(finished / f"arms/adamw-from-scaled-weights/seed-{seed}")
         assert scaled[0]["ratio"] == pytest.approx(ended, abs=1e-5)
 
@@ -105,37 +104,51 @@ def test_the_report_is_a_table_a_picture_and_one_self_contained_page(finished, d
     assert "minus baseline" in said
     assert "n = 2 paired seeds" in said
     assert f"The page with the four panels is {finished / 'index.html'}." in said
-    assert (finished / "panels.png").read_bytes().startswith(b"\x89PNG")
-    assert (finished / "panels.pdf").read_bytes().startswith(b"%PDF")
+    assert (finished / "figures.png").read_bytes().startswith(b"\x89PNG")
+    assert (finished / "figures.pdf").read_bytes().startswith(b"%PDF")
     page = (finished / "index.html").read_text()
     assert "prefers-color-scheme: dark" in page
     assert 'name="viewport"' in page
     assert not re.search(r"""(src|href)=["'](?!data:)|https?://""", page)
-    for arm in ("AdamW", "AdamWN", "AdamW from scaled weights", "AdamC", "AdamW weight_decay=0.5"):
+    for arm in ("AdamW", "AdamWN", "AdamW from scaled weights", "AdamC", "AdamW weight_decay=0.2"):
         assert arm in page
-    results = json.loads((finished / "results.json").read_text())
-    assert [len(entry["val_loss"]) for entry in results] == [2] * 5
+    verdict = judge(open_folder(finished))
+    assert [row.trial.seeds for row in verdict.rows] == [[0, 1]] * 5
+    assert verdict.sentences()[0] in said
+
+
+def test_it_is_a_study_that_can_be_judged_and_replayed(finished, capsys):
+    ledger = open_folder(finished)
+    records = ledger.results()
+    assert len(records) == 10
+    for cell in ledger.cells(records):
+        folder = ledger.run_folder("", cell)
+        assert records.of(cell).final["val_loss"] == metrics.read(folder)[-1]["val_loss"]
+    assert main(["verdict", str(finished)]) == 0
+    assert "n = 2 paired seeds" in capsys.readouterr().out
+    only = ["--only", "AdamWN seed=1", "--device", "cpu"]
+    assert main(["study", "--replay", str(finished), *only]) == 0
+    assert "AdamWN seed=1: the same, bit for bit" in capsys.readouterr().out
+
+
+def test_the_runs_are_kept_with_their_checkpoints(finished):
+    model, _ = load(finished / "arms/adamwn/seed-1", "cpu")
+    assert model.config.width == 32
 
 
 def test_the_same_command_again_trains_nothing_again(finished, config, capsys):
     before = (finished / "arms/adamwn/seed-1/timing.jsonl").read_bytes()
-    arms = ["adamwn", "scaled", "adamc", "adamw:weight_decay=0.5"]
-    assert (
-        main(
-            [
-                "challenge",
-                "--out",
-                str(finished),
-                "--seeds",
-                "2",
-                "--arms",
-                *arms,
-                *flags(config.with_(steps=30, rate=0.5)),
-            ]
-        )
-        == 0
-    )
+    assert main(command(config, finished, "--seeds", "2", "--arms", *ARMS)) == 0
     assert (finished / "arms/adamwn/seed-1/timing.jsonl").read_bytes() == before
+
+
+def test_arms_and_seeds_can_be_added_to_a_challenge(config, tmp_path, capsys):
+    assert main(command(config, tmp_path / "out")) == 0
+    before = (tmp_path / "out/arms/adamw/seed-0/timing.jsonl").read_bytes()
+    more = ["--seeds", "2", "--arms", "adamwn", "adamc", "--checkpoint-every", "15"]
+    assert main(command(config, tmp_path / "out", *more)) == 0
+    assert [len(row.trial.seeds) for row in judge(open_folder(tmp_path / "out")).rows] == [2] * 3
+    assert (tmp_path / "out/arms/adamw/seed-0/timing.jsonl").read_bytes() == before
 
 
 def test_another_challenge_in_the_same_folder_is_refused(finished, config, capsys):
@@ -143,6 +156,67 @@ def test_another_challenge_in_the_same_folder_is_refused(finished, config, capsy
         main(["challenge", "--out", str(finished), *flags(config.with_(steps=31, rate=0.5))]) == 1
     )
     assert "holds another challenge: steps was 30 and is 31 now" in capsys.readouterr().err
+
+
+def test_a_study_in_the_same_folder_is_refused(finished, study, capsys):
+    assert main(["study", study, "--out", str(finished)]) == 1
+    assert "holds another study: its study was 'challenge'" in capsys.readouterr().err
+    assert main(["study", "challenge"]) == 1
+    assert "A challenge is run by a command of its own" in capsys.readouterr().err
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(config, tmp_path, capsys):
+    out, longer = tmp_path / "out", flags(config.with_(steps=300, eval_every=300))
+    asked = ["challenge", "--out", str(out), *longer, "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "normcontrol.lab", *asked], stdout=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and len(metrics.read(out / "arms/adamw/seed-0")) < 20:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Stopped, and saved. The same command goes on from there." in said
+    stopped = metrics.read(out / "arms/adamw/seed-0")
+    assert main(asked) == 0
+    whole = tmp_path / "whole"
+    assert main(["challenge", "--out", str(whole), *longer, "--device", "cpu"]) == 0
+    for arm in ("adamw", "adamwn"):
+        lines = metrics.read(out / f"arms/{arm}/seed-0")
+        assert lines == metrics.read(whole / f"arms/{arm}/seed-0")
+    assert metrics.read(out / "arms/adamw/seed-0")[: len(stopped)] == stopped
+
+
+def test_what_cannot_be_run_is_refused_before_anything_is_run(config, tmp_path, capsys):
+    assert main(command(config, tmp_path / "out", "--arms", "adamwn:heads=3")) == 1
+    assert "width=32 is not divisible by heads=3" in capsys.readouterr().err
+    assert main(command(config, tmp_path / "out", "--seeds", "0")) == 1
+    assert "seeds=0: at least one is needed." in capsys.readouterr().err
+    assert main(command(config, tmp_path / "out", "--arms", "adamc", "adamc")) == 1
+    assert "each must differ from the others" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_fails_is_an_error_and_is_tried_again(config, tmp_path, capsys, monkeypatch):
+    def full(*args, **options):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(worker, "train", full)
+    assert main(command(config, tmp_path / "out")) == 1
+    assert "AdamW seed=0 failed: OSError: No space left" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(command(config, tmp_path / "out")) == 0
+
+
+def test_without_a_norm_of_the_baseline_there_is_no_challenge(
+    config, tmp_path, capsys, monkeypatch
+):
+    def nan(*args, **options):
+        raise LabError("The loss or gradient was not finite in 5 steps in a row")
+
+    monkeypatch.setattr(worker, "train", nan)
+    assert main(command(config, tmp_path / "out")) == 1
+    assert "The loss or gradient was not finite" in capsys.readouterr().err
 
 
 def test_arms_are_parsed_with_their_changes():
@@ -171,28 +245,28 @@ def test_an_arm_that_cannot_be_is_refused(text, sentence):
     assert sentence in str(refusal.value)
 
 
-def test_one_pair_is_called_an_illustration_and_several_shown_or_not(tmp_path):
-    def result(name, losses):
-        folders = []
-        for i, loss in enumerate(losses):
-            folder = tmp_path / f"{name}-{len(losses)}-{i}-{loss}"
-            folder.mkdir(exist_ok=True)
-            (folder / "metrics.jsonl").write_text(
-                json.dumps({"step": 1, "val_loss": loss, "ratio": 2.0}) + "\n"
-            )
-            folders.append(folder)
-        return challenge.Result(challenge.Arm(name), [], folders)
-
-    assert "an illustration and not evidence" in report.verdict(
-        [result("A", [3.0]), result("B", [2.9])]
-    )
-    three = result("A", [3.0, 3.1, 3.2])
-    assert "is shown" in report.verdict([three, result("B", [2.9, 3.0, 3.1001])])
-    assert "is not shown" in report.verdict([three, result("C", [2.9, 3.2, 3.2])])
+def verdict_on(losses, arms=("adamwn",)):
+    """The verdict on a challenge whose arms ended at these losses, by name and seed."""
+    seeds = len(next(iter(losses.values())))
+    study = challenge.study(challenge.settings_of(Config(), arms, seeds))
+    return judge(FakeLedger(study, lambda cell: record(cell, losses[cell.arm][cell.seed])))
 
 
-def test_the_interval_is_students():
-    d = stats.paired([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
-    assert d.half == pytest.approx(4.303 / 3**0.5)
-    assert len(stats.T975) == 30
-    assert stats.paired([1.0], [0.5]).half is None
+def test_one_pair_is_called_an_illustration_and_several_shown_or_not():
+    (one,) = verdict_on({"AdamW": [3.0], "AdamWN": [2.9]}).sentences()
+    assert "an illustration and not evidence" in one
+    adamw = [3.0, 3.1, 3.2]
+    assert "is shown" in verdict_on({"AdamW": adamw, "AdamWN": [2.9, 3.0, 3.1001]}).sentences()[0]
+    assert "is not shown" in verdict_on({"AdamW": adamw, "AdamWN": [2.9, 3.2, 3.2]}).sentences()[0]
+
+
+def test_the_control_that_could_explain_a_difference_is_named_beside_it():
+    losses = {"AdamW": [3.0], "AdamWN": [2.9], "AdamW from scaled weights": [2.8]}
+    (sentence,) = verdict_on(losses, ("adamwn", "scaled")).sentences()
+    assert "while AdamW merely started from weights of that norm ended at 2.8000" in sentence
+
+
+def test_a_run_that_diverged_is_said_and_not_compared():
+    verdict = verdict_on({"AdamW": [3.0, 3.1], "AdamWN": [2.9, float("inf")]})
+    assert verdict.sentences() == ["AdamWN diverged in 1 of 2 runs, so that nothing is compared."]
+    assert verdict.table()[1][1:3] == ["diverged", "-"]

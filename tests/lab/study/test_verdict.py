@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import replace
 
-import pytest
-from fakes import FakeLedger, record
+from fakes import NOISE, FakeLedger, record
 from matplotlib.figure import Figure
 
-from normcontrol.lab.report import figures as charts
-from normcontrol.lab.report.study import curve, drawn
-from normcontrol.lab.studies import STUDIES, rules
-from normcontrol.lab.study import statistics as stats
+from normcontrol.lab.report import panels
+from normcontrol.lab.report.study_page import curve, drawn
 from normcontrol.lab.study.cells import Study, grid
-from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED, Claim, lower
-from normcontrol.lab.study.verdict import judge, lines
+from normcontrol.lab.study.verdict import judge
 from normcontrol.lab.training.config import Config
-
-NOISE = {0: 0.0, 1: 0.003, 2: -0.004, 3: 0.001, 4: 0.002}
 
 
 def two_arms(scale, done):
@@ -78,7 +71,7 @@ def test_a_trial_of_fewer_seeds_that_did_better_is_named():
     ]
 
 
-def test_whether_an_optimum_is_inside_its_grid_is_told_by_the_seeds_that_all_trials_have():
+def test_whether_an_optimum_is_inside_its_grid_is_judged_by_the_seeds_that_all_trials_have():
     def cells(scale, done):
         return [
             c
@@ -110,9 +103,9 @@ def test_the_picture_pairs_seeds_as_the_table_does():
     )
     differences = adamwn.less(adamw)
     assert [list(run.values())[-1] for run in differences] == [-0.5, -0.5]
-    assert list(charts.mean(differences).values())[-1] == -0.5
+    assert list(panels.mean(differences).values())[-1] == -0.5
     axes = Figure().subplots()
-    charts.val_difference(axes, [adamw, adamwn])
+    panels.val_difference(axes, [adamw, adamwn])
     assert [line.get_ydata()[-1] for line in axes.lines] == [0.0, -0.5]
 
 
@@ -208,208 +201,3 @@ def test_nothing_run_is_said():
     assert judge(FakeLedger(Study("s", two_arms), lambda cell: None)).sentences() == [
         "Nothing was run yet."
     ]
-
-
-def claims_outcome(**more):
-    """The claims study with results as the paper would have them, some of them changed."""
-    effects = {
-        rules.ADAMWN: -0.05,
-        rules.HELD: -0.07,
-        rules.SCALED: -0.02,
-        rules.ADAMC: -0.03,
-        rules.TENSOR: -0.03,
-        rules.LAYERNORM: 0.0,
-        rules.RATE: -0.05,
-        **more,
-    }
-
-    def of(cell):
-        o = cell.config.optim
-        half = rules.FEWER in cell.arm
-        loss = 4 + (math.log2(o.lr / 3e-3)) ** 2 + NOISE[cell.seed] + half
-        loss += (
-            effects.get(cell.arm.removesuffix(rules.FEWER), 0.0)
-            + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
-        )
-        best_decay = more.get("best_decay", 1.5) if half else 1.0
-        if o.optimizer == "AdamW":
-            loss += 0.1 * math.log(o.weight_decay / best_decay + 1e-3 * cell.seed) ** 2
-        elif o.optimizer == "AdamWN":
-            loss += 0.1 * math.log((o.ratio or 1) / 5) ** 2
-        if cell.arm == rules.RATE:
-            loss += more.get("rate_effect", 0.0) * abs(math.log10(o.rate / 0.1))
-        ratio = (o.ratio or 1) if o.optimizer == "AdamWN" else 3 * math.sqrt(o.lr / 8e-3)
-        if cell.arm == rules.OFFSET:
-            square = rules.initial_square(record(cell, loss))
-            noise = more.get("noise", lambda o: 1.0)(o)
-            x = ratio  # solve the balance of noise and control by iteration
-            for _ in range(20_000):
-                x = (1 - o.rate) * math.sqrt(x**2 + noise * o.lr**2 / square) + o.rate * ratio
-            made = record(cell, loss, ratio=x, points=7)
-            steps, values = made.curves["ratio"]
-            made.curves["ratio"] = (steps, [x] * len(values))
-            return made
-        if o.optimizer == "AdamWN":
-            ratio *= 1 + more.get("drift", 0.0) * math.log2(o.lr / 3e-3)
-        return record(cell, loss, ratio=ratio)
-
-    return of
-
-
-def findings(**more):
-    verdict = judge(FakeLedger(STUDIES["claims"], claims_outcome(**more)))
-    return {claim.name: finding for claim, finding in verdict.findings}
-
-
-def test_claims_that_hold_are_supported():
-    found = findings()
-    assert {name: f.outcome for name, f in found.items()} == dict.fromkeys(
-        (c.name for c in rules.CLAIMS), SUPPORTED
-    )
-    assert "C = 1.00" in found["offset"].numbers
-
-
-@pytest.mark.parametrize(
-    ("claim", "change"),
-    [
-        ("tuned", {rules.ADAMWN: 0.05}),
-        ("not the start", {rules.SCALED: -0.09}),
-        ("not AdamC", {rules.ADAMC: -0.09}),
-        ("same freedom", {rules.HELD: 0.0}),
-        ("norm and learning rate", {"drift": 0.1}),
-        ("rate", {"rate_effect": 0.1}),
-        ("one norm", {rules.TENSOR: -0.2}),
-        ("LayerNorm", {rules.LAYERNORM: -0.2}),
-        ("offset", {"noise": lambda o: o.rate}),
-    ],
-)
-def test_claims_that_do_not_hold_are_refuted(claim, change):
-    assert findings(**change)[claim].outcome == REFUTED
-
-
-def test_a_best_decay_at_the_edge_of_the_grid_says_nothing_about_the_horizon():
-    assert findings(best_decay=10.0)["horizon"].outcome == SUPPORTED  # followed there
-    found = findings(best_decay=1000.0)["horizon"]
-    assert found.outcome == NOT_SHOWN
-    assert "a best weight_decay is at the edge of those tried" in found.numbers
-
-
-def test_a_claim_about_the_same_setting_compares_trials_that_share_it():
-    def cells(scale, done):
-        return grid("A", Config(), ratio=[1.0, 2.0], seeds=[0, 1]) + grid(
-            "B", Config().with_(scope="tensor"), ratio=[1.0], seeds=[0, 1]
-        )
-
-    def of(cell):
-        return record(
-            cell,
-            3
-            - 0.1 * cell.settings[-1][1]
-            + (0.05 if cell.arm == "B" else 0.0)
-            + 0.001 * cell.seed * len(cell.label),
-        )
-
-    claim = Claim("same", "A is better than B", "it is not", lower("A", "B", same="ratio"))
-    (_, found), (_, other) = judge(
-        FakeLedger(Study("s", cells, claims=(claim, replace(claim, rule=lower("A", "B")))), of)
-    ).findings
-    assert found.numbers.startswith("A ratio=1 minus B ratio=1: -0.05")
-    assert other.numbers.startswith("A ratio=2 minus B ratio=1: -0.15")
-
-
-@pytest.mark.parametrize(
-    ("seeds", "lead", "outcome"),
-    [([0], 0.05, NOT_SHOWN), ([0, 1], 0.05, SUPPORTED), ([0, 1], -0.05, NOT_SHOWN)],
-)
-def test_a_claim_is_not_supported_against_less_than_the_best_of_the_other_arm(seeds, lead, outcome):
-    """B has three seeds at lr 1e-3, and fewer at 2e-3, where it is better. A leads by 0.2 over the
-    first, by ``lead`` over the second."""
-
-    def cells(scale, done):
-        b = Config().with_(scope="tensor")
-        return (
-            grid("A", Config(), lr=[1e-3], seeds=range(3))
-            + grid("B", b, lr=[1e-3], seeds=range(3))
-            + grid("B", b, lr=[2e-3], seeds=seeds)
-        )
-
-    def of(cell):
-        above = 0.0 if cell.arm == "A" else 0.2 if cell.config.optim.lr == 1e-3 else lead
-        return record(cell, 3 + above + 0.001 * cell.seed * len(cell.label) * (above + 1))
-
-    claim = Claim("best", "A is better than B", "it is not", lower("A", "B"))
-    ((_, found),) = judge(FakeLedger(Study("s", cells, claims=(claim,)), of)).findings
-    assert found.outcome == outcome
-    assert f"but minus lr=0.002: {-lead:+.2f}" in found.numbers
-
-
-def test_claims_without_runs_or_with_one_seed_are_not_called_anything_else():
-    verdict = judge(FakeLedger(STUDIES["claims"], lambda cell: None))
-    assert {finding.outcome for _, finding in verdict.findings} == {NOT_RUN}
-    small = judge(FakeLedger(STUDIES["claims"], claims_outcome(), scale="small"))
-    by = {claim.name: finding for claim, finding in small.findings}
-    assert by["rate"].outcome == by["horizon"].outcome == NOT_SHOWN
-    assert "one seed has no interval" in by["rate"].numbers
-
-
-def test_the_papers_numbers_stand_beside_ours_with_what_differs():
-    def of(cell):
-        return record(cell, 3.0, ratio=2.5)
-
-    verdict = judge(FakeLedger(STUDIES["figure2"], of))
-    text = "\n".join(lines(verdict))
-    assert "AdamW's final norm ratio  2.415  2.5000" in text
-    assert "What differs here: a GPT of 0.17 M weights" in text
-    assert [row.arm for row in verdict.rows] == ["AdamW wd 0.1", "AdamWN at its norm"]
-    assert verdict.sentences()[1] == "Neither was tuned: each had one trial."
-    assert (
-        judge(FakeLedger(STUDIES["figure3"], of)).sentences()[0].startswith("AdamWN r 2 ended at")
-    )
-    ratios = {
-        cell.config.optim.ratio
-        for cell in STUDIES["figure2"].cells(
-            "full", FakeLedger(STUDIES["figure2"], of, "full").results()
-        )
-    }
-    assert ratios == {None, 2.5}
-
-
-def test_the_figures_have_the_papers_settings_at_full_scale():
-    full = STUDIES["figure3"].cells("full", None)
-    assert [c.config.optim.weight_decay for c in full[:3]] == [0.05, 0.1, 0.15]
-    assert [c.config.optim.ratio for c in full[3:]] == [2.0, 2.4, 2.8]
-    c = full[3].config
-    assert (
-        c.run.steps,
-        c.data.tokens_per_step,
-        c.optim.lr,
-        c.optim.rate,
-        c.optim.ramp,
-        c.optim.warmup,
-        c.optim.betas,
-    ) == (
-        100_000,
-        491_520,
-        1e-3,
-        1e-2,
-        2500,
-        2000,
-        (0.9, 0.95),
-    )
-    for scale in ("tiny", "small"):
-        for cell, shrunk in zip(full, STUDIES["figure3"].cells(scale, None), strict=True):
-            (a, T), (b, t) = ((x.config.optim, x.config.run.steps) for x in (cell, shrunk))
-            assert b.lr * b.weight_decay * t == pytest.approx(a.lr * a.weight_decay * T)
-            assert b.lr / b.weight_decay == pytest.approx(a.lr / a.weight_decay)
-    assert all(c.config.optim.norm_layers for c in STUDIES["figure4"].cells("full", None)[1:])
-    assert STUDIES["figure4"].cells("full", None)[0].config.run.steps == 200_000
-
-
-def test_statistics_by_hand():
-    d = stats.paired([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
-    assert d.half == pytest.approx(4.303 / 3**0.5)
-    assert d.detectable == pytest.approx((4.303 + 1.061) / 3**0.5)
-    assert len(stats.T975) == len(stats.T80) == 30
-    assert stats.steps_to([0, 10], [5.0, 4.0], 3.0) is None
-    assert stats.best_of([1.0, math.inf])[1] == 1.0
-    assert stats.best_of([1.0, math.inf])[0] == math.inf

@@ -1,1 +1,2 @@
-"""The commands. Each command parses its flags and calls the rest of the laboratory."""
+"""The command ``normcontrol``: one module a command. A module reads its flags and calls the rest of
+the laboratory; it computes nothing itself."""

@@ -1,1 +1,1 @@
-"""What people look at: the page, figures, and the live display in the terminal."""
+"""What is shown: the page of a study, figures, and progress in the terminal."""

@@ -1,8 +1,7 @@
-"""One self-contained HTML page for a study or a challenge: figures to hover, zoom and toggle,
-tables that sort, every config.
+"""One self-contained HTML page: figures to hover, zoom and toggle, tables that sort, every config.
 
-It turns runs and tables into a page and knows nothing of where they come from. Style and script lie
-beside it, in ``web/``; nothing is fetched from anywhere.
+It makes a page from runs and tables and does not know studies. Its style and script are in
+``web/``; the page loads nothing from the network.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class Run:
     status: str = "finished"
     error: str = ""
     chosen: bool = True
-    """Drawn from the start; the others on request."""
+    """Drawn at first; the others on request."""
     baseline: bool = False
-    """The run that others with its seed are compared with."""
+    """Other runs with its seed are compared with this one."""
 
     @property
     def label(self) -> str:
@@ -49,7 +48,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a heading; ``note`` stands under it."""
+    """A table with a heading, and a note under it."""
 
     title: str
     headings: Sequence[str]
@@ -59,7 +58,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """All that a page shows, from top to bottom."""
+    """The content of a page, from top to bottom."""
 
     title: str
     sentences: Sequence[str]
@@ -67,7 +66,7 @@ class Page:
     tables: Sequence[Table] = ()
     flags: Sequence[str] = ()
     downloads: dict[str, bytes] = field(default_factory=dict)
-    """Files to save from the page, by name: the same figures for a paper."""
+    """Files that can be saved from the page, by name: the same figures for a paper."""
     baseline: str = "the baseline"
 
     def render(self) -> str:
@@ -108,12 +107,13 @@ class Page:
         saved = " · ".join(_download(name, content) for name, content in self.downloads.items())
         return f"""<div id="legend" class="legend"></div>
 <div id="panels" class="panels"></div>
-<p class="note">Click a name to hide or show it. Point at a curve to read it; drag over a panel to zoom in, double-click to zoom out.
+<p class="note">Click a name to hide or show it. Point at a curve to read it; drag over a panel to
+zoom in, double-click to zoom out.
 {f"For papers: {saved}." if saved else ""}</p>"""
 
     def _data(self) -> str:
-        """The runs for the script, small: a config as what differs from the first, steps once for
-        all that share them."""
+        """The runs for the script as JSON. To keep it small, a config is stored as its differences
+        from the first, and equal lists of steps are stored once."""
         first = self.runs[0].config if self.runs else {}
         steps: dict[str, int] = {}
         runs = []

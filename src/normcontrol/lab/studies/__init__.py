@@ -1,4 +1,5 @@
-"""The studies by name. Each is a function that returns cells; `normcontrol study NAME` runs it."""
+"""The studies by name, as data: each is a function that returns cells. They use the engine in
+``normcontrol.lab.study``, which does not know them."""
 
 from __future__ import annotations
 

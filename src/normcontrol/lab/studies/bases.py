@@ -1,5 +1,5 @@
-"""Where studies start from at each scale, and the rule by which an experiment of the paper is
-shrunk to a shorter one."""
+"""The configs that studies start from at each scale, and the rule that shrinks an experiment of the
+paper to fewer steps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ PAPER = preset("gpt2").with_(
 )
 """nanoGPT's settings with those of the paper: batches of 491,520 tokens."""
 
-
 TINY = preset("tiny").with_(layers=2, width=64, context=64, steps=1000, warmup=40, ramp=50)
-"""Smaller than the preset and with more steps: what decay and control do takes steps, and a study
-takes many runs."""
+"""Smaller than the preset, because a study has many runs, and with more steps, because decay and
+control need steps to take effect."""
 
 
 def base(scale: str) -> Config:
-    """Where a scale starts from: no checkpoints for runs of a minute, and curves of about a hundred
-    points."""
+    """The config that a scale starts from. Runs of a minute write no checkpoints, and curves have
+    about a hundred points."""
     if scale == "tiny":
         return TINY.with_(checkpoint_every=0, log_every=10, eval_every=100)
     if scale == "small":
@@ -39,9 +38,9 @@ def shrunk(config: Config, by: float, into: Config) -> Config:
     """An experiment of the paper in ``1/by`` of its steps, with the model, the batch and the logs
     of ``into``.
 
-    ``lr * weight_decay * steps`` and ``lr / weight_decay`` stay, so that decay and noise balance at
-    the same norm after the same share of the run; the rate grows with the shrinking, and warm-up
-    and ramp shrink with it.
+    ``lr * weight_decay * steps`` and ``lr / weight_decay`` stay the same, so that decay and noise
+    balance at the same norm after the same share of the run. The rate is multiplied by ``by``;
+    warm-up and ramp are divided by it.
 
     >>> small = shrunk(PAPER.with_(steps=50_000), 100, preset("tiny"))
     >>> o = small.optim

@@ -1,9 +1,7 @@
-"""The paper's protocol in one command: train AdamW, record its norm ratio, challenge it with AdamWN
-held at that ratio.
+"""The challenge: train AdamW, then train other methods at the norm that AdamW ended with.
 
-Every arm of a seed starts from the same weights and sees the same batches in the same order. Each
-is an ordinary run in a folder of its own: a challenge that was stopped goes on when the same
-command is given again.
+It is a study whose settings come from the command line: a config, arms and a number of seeds. Every
+arm of a seed starts from the same weights and sees the same batches in the same order.
 """
 
 from __future__ import annotations
@@ -11,39 +9,39 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from normcontrol.lab.errors import LabError, nearest
-from normcontrol.lab.files import read_json, write_json
-from normcontrol.lab.training import metrics
-from normcontrol.lab.training import optimizers as optim
-from normcontrol.lab.training.config import Config, field_type
-from normcontrol.lab.training.loop import Status, train
-from normcontrol.lab.training.run_folder import CONFIG
+from normcontrol.lab.study.cells import Cell, Story, Study
+from normcontrol.lab.study.records import Results, config_of
+from normcontrol.lab.study.verdict import Row, Verdict
+from normcontrol.lab.training.config import Config, check, field_type
+from normcontrol.lab.training.optimizers import TORCH, known_name
+
+NAME = "challenge"
 
 RATIO = "the baseline's final ratio"
-"""Stands for a number that is known when the baseline is trained."""
+"""A placeholder for a number that is known after the baseline is trained."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A method to compare: its name and what it changes in the config."""
+    """A method to compare: its name, and what it changes in the config."""
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
 
-    def config(self, base: Config, ratio: float | None, seed: int) -> Config:
-        """The config of this arm's run; ``ratio`` is what the baseline ended at."""
+    def cell(self, base: Config, seed: int, ratio: float | None = None) -> Cell:
+        """The run of this arm with a seed; ``ratio`` is that with which the baseline ended."""
         changes = {key: ratio if value is RATIO else value for key, value in self.changes.items()}
         seeds = {
             "init_seed": base.model.init_seed + seed,
             "data_seed": base.data.data_seed + seed,
             "dropout_seed": base.model.dropout_seed + seed,
         }
-        return base.with_(**changes, **seeds)
+        return Cell(self.name, base.with_(**changes, **seeds), seed)
 
 
 BASELINE = Arm("AdamW", {"optimizer": "AdamW", "ratio": None})
@@ -61,17 +59,20 @@ def parse_arm(text: str) -> Arm:
     """An arm from its name and changes: "adamwn", "scaled", "adamw:weight_decay=0.05",
     "adamwn:ratio=2.4,scope=tensor".
 
-    >>> parse_arm("adamw:weight_decay=0.05")
-    Arm(name='AdamW weight_decay=0.05', changes={'optimizer': 'AdamW', 'ratio': None, 'weight_decay': 0.05})
+    >>> arm = parse_arm("adamw:weight_decay=0.05")
+    >>> arm.name
+    'AdamW weight_decay=0.05'
+    >>> arm.changes
+    {'optimizer': 'AdamW', 'ratio': None, 'weight_decay': 0.05}
     """
     name, _, rest = text.partition(":")
     known = KNOWN.get(name.lower())
     if known is None:
         try:
-            spelled = optim.known_name(name)
+            spelled = known_name(name)
         except LabError:
             raise LabError(
-                f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(optim.TORCH)])}"
+                f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(TORCH)])}"
             ) from None
         known = Arm(spelled, {"optimizer": spelled, "ratio": None})
     changes = {}
@@ -83,11 +84,8 @@ def parse_arm(text: str) -> Arm:
                 f"The arm {text!r} should be NAME:key=value,key=value; {pair!r} has no value."
             )
         changes[key] = _read(key, value.strip())
-    label = (
-        f"{known.name} "
-        f"{', '.join(f'{k}={v:g}' if isinstance(v, float) else f'{k}={v}' for k, v in changes.items())}"
-    ).strip()
-    return Arm(label, {**known.changes, **changes})
+    words = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changes.items())
+    return Arm(f"{known.name} {', '.join(words)}".strip(), {**known.changes, **changes})
 
 
 def _read(key: str, text: str) -> Any:
@@ -112,83 +110,106 @@ def _read(key: str, text: str) -> Any:
         raise LabError(f"{key}={text!r} is not a number.") from None
 
 
-@dataclass(frozen=True)
-class Result:
-    """One arm's runs, seed by seed."""
-
-    arm: Arm
-    configs: list[Config]
-    folders: list[Path]
-
-    def metrics(self) -> list[list[dict[str, Any]]]:
-        return [metrics.read(folder) for folder in self.folders]
-
-    def final(self, key: str) -> list[float]:
-        """The last recorded value of something, seed by seed."""
-        return [
-            next(line[key] for line in reversed(lines) if key in line) for lines in self.metrics()
-        ]
-
-
-Display = Callable[[str, Status], None]
-
-
-def challenge(
-    config: Config, out: Path, arms: list[Arm], seeds: int, display: Display, cache: Path
-) -> list[Result] | None:
-    """Run every arm with every seed, the baseline first; None when stopped (and saved) before the
-    end."""
-    if seeds < 1:
-        raise LabError(f"seeds={seeds}: at least one is needed.")
+def all_arms(given: Sequence[str]) -> list[Arm]:
+    """The arms that are given as text, after the baseline."""
+    arms = [parse_arm(text) for text in given]
     names = [arm.name for arm in arms]
     if len(set(names)) < len(names):
         raise LabError(f"The arms are {', '.join(names)}: each must differ from the others.")
-    arms = [BASELINE, *(arm for arm in arms if arm != BASELINE)]
-    results = [Result(arm, [], []) for arm in arms]
-    for seed in range(seeds):
-        ratio = None
-        for result in results:
-            folder = out / "arms" / _slug(result.arm.name) / f"seed-{seed}"
-            run = result.arm.config(config, ratio, seed)
-            label = result.arm.name if seeds == 1 else f"{result.arm.name}, seed {seed}"
-
-            def show(status: Status, label: str = label) -> None:
-                display(label, status)
-
-            if not finished(folder, run) and not train(
-                run, folder, resume=(folder / CONFIG).exists(), display=show, cache=cache
-            ):
-                return None
-            result.configs.append(run)
-            result.folders.append(folder)
-            if result.arm == BASELINE:
-                ratio = result.final("ratio")[-1]
-    return results
+    return [BASELINE, *(arm for arm in arms if arm != BASELINE)]
 
 
-def finished(folder: Path, config: Config) -> bool:
-    """Whether the run is there, with this very config, and complete."""
-    if not (folder / CONFIG).exists():
-        return False
-    lines = metrics.read(folder)
-    done = bool(lines) and lines[-1]["step"] == config.run.steps and "val_loss" in lines[-1]
-    return done and Config.load(folder / CONFIG) == config
+def settings_of(config: Config, arms: Sequence[str], seeds: int) -> dict[str, Any]:
+    """The settings of a challenge, as its folder stores them."""
+    content = {"config": config.flat(), "arms": list(arms), "seeds": seeds}
+    settings: dict[str, Any] = json.loads(json.dumps(content))
+    return settings
 
 
-def write_plan(out: Path, config: Config, arms: list[str], seeds: int) -> None:
-    """Remember what the challenge is, so that the folder cannot come to hold a mixture of two."""
-    plan = json.loads(json.dumps({"config": config.flat(), "arms": arms, "seeds": seeds}))
-    path = out / "challenge.json"
-    then = read_json(path)["config"] if path.exists() else plan["config"]
-    for key, value in plan["config"].items():
-        if then.get(key) != value:
-            raise LabError(
-                f"{out} holds another challenge: {key} was {then.get(key)!r} and is {value!r} now. "
-                "Give another --out, or delete it."
+def study(settings: Mapping[str, Any]) -> Study:
+    """The study with these settings. What cannot be run is refused before anything is run."""
+    base, seeds = config_of(settings["config"]), settings["seeds"]
+    if seeds < 1:
+        raise LabError(f"seeds={seeds}: at least one is needed.")
+    arms = all_arms(settings["arms"])
+    for arm in arms:
+        check(arm.cell(base, seed=0, ratio=1.0).config)
+
+    def cells(scale: str, done: Results) -> list[Cell]:
+        wanted = []
+        for seed in range(seeds):
+            baseline = BASELINE.cell(base, seed)
+            wanted.append(baseline)
+            record = done.of(baseline)
+            if record is None:
+                return wanted
+            if record.good:
+                wanted += [arm.cell(base, seed, record.final["ratio"]) for arm in arms[1:]]
+        return wanted
+
+    return Study(
+        NAME, cells, baseline=BASELINE.name, story=_story(arms[1:], seeds), keeps_runs=True
+    )
+
+
+def _story(arms: Sequence[Arm], seeds: int) -> Story:
+    title = f"AdamW and {len(arms)} challengers"
+    if len(arms) == 1:
+        at_its_norm = " at its norm" if RATIO in arms[0].changes.values() else ""
+        title = f"AdamW, and {arms[0].name}{at_its_norm}"
+    interval = (
+        "is one pair of runs, which has no interval"
+        if seeds == 1
+        else "has its 95 % interval (Student's t) behind ±"
+    )
+    note = (
+        "Validation loss: mean over the whole fixed validation split after the last step, over "
+        f"{seeds} seed{'s' * (seeds > 1)}. "
+        '"Minus baseline" pairs runs that share initial weights and the order of the data, and '
+        f"{interval}. Every arm had one trial at these settings: none was tuned."
+    )
+    columns = ("arm", "val loss", "minus baseline", "norm ratio", "target", "skipped")
+    return Story(title, sentences, columns, note)
+
+
+def sentences(verdict: Verdict) -> list[str]:
+    """One sentence about the first challenger, as strong as the numbers allow."""
+    baseline, *others = verdict.rows
+    for row in verdict.rows[:2]:
+        if row.bad:
+            runs = f"{row.bad} of {len(row.trial.seeds)} runs"
+            return [f"{row.arm} diverged in {runs}, so that nothing is compared."]
+    result = (
+        f"{baseline.arm} ended at a validation loss of {baseline.trial.mean():.4f} with the norm "
+        f"of its weights at {baseline.trial.mean('ratio'):.3f} times the initial one"
+    )
+    if not others:
+        return [result + "."]
+    challenger, found = others[0], others[0].difference
+    if found is None:
+        return [f"{result}; {challenger.arm} cannot be compared with it."]
+    result += (
+        f", and {challenger.arm} at {challenger.trial.mean():.4f}, {abs(found.mean):.4f} "
+        f"{'lower' if found.mean < 0 else 'higher'}, with its norm at "
+        f"{challenger.trial.mean('ratio'):.3f} times"
+    )
+    for control in others[1:]:
+        if _is_scaled(control, baseline):  # it could explain the difference
+            result += (
+                ", while AdamW merely started from weights of that norm ended at "
+                f"{control.trial.mean():.4f}"
             )
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(path, plan)
+    if found.half is None:
+        return [
+            f"{result}: one pair of runs, so an illustration and not evidence (--seeds 5 gives an "
+            "interval)."
+        ]
+    return [
+        f"{result}: the difference {found} (95 % interval, n = {found.n} paired seeds) is "
+        f"{'shown' if found.shown else 'not shown'}, at these settings, with neither arm tuned."
+    ]
 
 
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in ".=" else "-" for c in name).lower()
+def _is_scaled(row: Row, baseline: Row) -> bool:
+    """True for an arm that starts from weights of another norm than the baseline."""
+    return row.trial.config.model.init_scale != baseline.trial.config.model.init_scale

@@ -1,11 +1,11 @@
-"""Every claim about weight norm control as an experiment, AdamW and AdamWN tuned with equal trials,
-the controls beside them.
+"""The study ``claims``: AdamW and AdamWN tuned with equal trials, and the controls that could
+explain a difference.
 
-In parts, the most telling first, so that what is finished is of use whenever it is stopped: decays
-and ratios at the learning rate expected to be best, the best of each and the controls with paired
-seeds, the other learning rates (and the seeds again, if one of them is better), the second best
-with seeds, as one seed may have chosen wrongly, then the smaller questions, and the controls tuned
-too. A part that starts from the best cells is known when they are.
+Its parts come in the order of their importance, so that the finished ones are useful whenever it is
+stopped: decays and ratios at the learning rate that is expected to be best; the best of each, and
+the controls, with paired seeds; the other learning rates (and the seeds again, if one of them is
+better); the second best with seeds, because one seed may have chosen wrongly; then the smaller
+questions; and the controls tuned too. The claims and their rules are in ``claims_rules.py``.
 """
 
 from __future__ import annotations
@@ -15,47 +15,47 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from normcontrol.lab.studies import rules
 from normcontrol.lab.studies.bases import base
-from normcontrol.lab.studies.rules import (
+from normcontrol.lab.studies.claims_rules import (
     ADAMC,
     ADAMW,
     ADAMWN,
+    CLAIMS,
     FEWER,
-    HELD,
     LAYERNORM,
     OFFSET,
     RATE,
     SCALED,
+    SCALED_ADAMWN,
     TENSOR,
 )
 from normcontrol.lab.study.cells import Cell, Study, grid
 from normcontrol.lab.study.records import Results
-from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.optimizers import lr_at
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """What is tried: the middle value of each is the one expected to be best, and is run first."""
+    """The values to try. The middle value of each is expected to be best and is run first."""
 
     lr: tuple[float, float, float]
     weight_decay: tuple[float, float, float]
     ratio: tuple[float, float, float]
     rate: tuple[float, float, float]
-    """The middle one is that of all other runs."""
+    """The middle one is the rate of all other runs."""
     seeds: tuple[int, ...]
     more: tuple[int, ...]
-    """Seeds of the parts after "start", and in the end of every trial."""
+    """The seeds of the parts after "start", and of every trial in the end."""
     fewer_steps: int
     """The horizon that the scale's own is compared with."""
 
 
 # At small: lr / weight_decay as in the paper (1e-2) would be a decay of 0.2 at the middle learning
-# rate; short runs like more, and a factor of three to either side should hold the optimum. Ratios:
-# a factor of 1.25 around the norms that such decays leave. Rates: the paper's 1e-2 times 100,000
-# steps over ours would be 0.67, so a tenth of 1, and ten times more and less. At tiny, where
-# GPT-2's initial weights are small for so narrow a network, everything but the rate is larger.
+# rate. Short runs need more, and a factor of three to either side should contain the optimum. The
+# ratios are a factor of 1.25 around the norms that such decays lead to. The paper's rate of 1e-2,
+# times its 100,000 steps over ours, would be 0.67: the rates are 0.1, and ten times more and less.
+# At tiny GPT-2's initial weights are small for so narrow a network: all but the rate is larger.
 RANGES = {
     "tiny": Ranges(
         (1e-3, 3e-3, 8e-3),
@@ -88,7 +88,7 @@ RANGES = {
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
-    """The cells that can be named by now."""
+    """The cells that are known by now."""
     r = RANGES[scale]
     wanted = row(scale, r.lr[1])
     if not done.done(wanted):
@@ -114,7 +114,7 @@ def cells(scale: str, done: Results) -> list[Cell]:
         wanted += seeded(second, r.seeds, "seconds")
     for rate in (r.rate[0], r.rate[2], r.rate[1]):
         wanted += grid(RATE, adamwn.config, part="rate", rate=[rate], seeds=r.more)
-    wanted += seeded(held(adamwn), r.seeds, "start")
+    wanted += seeded(scaled_adamwn(adamwn), r.seeds, "start")
     wanted += horizons(
         r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN], done=done
     )
@@ -135,8 +135,8 @@ def row(scale: str, lr: float) -> list[Cell]:
 
 
 def edges(cells: list[Cell], done: Results) -> list[Cell]:
-    """If the best of an arm is at the edge of what was tried, one more value for each: beyond the
-    edge, or beside the best."""
+    """One more value for each arm, beyond the edge or beside the best, if the best of one arm is at
+    the edge of those tried."""
     tried = {arm: [c for c in cells if c.arm == arm] for arm in (ADAMW, ADAMWN)}
     more, at_an_edge = [], False
     for arm, own in tried.items():
@@ -151,15 +151,16 @@ def edges(cells: list[Cell], done: Results) -> list[Cell]:
 
 
 class Next(NamedTuple):
-    """A value to try, and whether it is beyond those tried."""
+    """A value to try next."""
 
     value: float
     beyond: bool
+    """It is beyond the values tried before."""
 
 
 def one_more(cells: list[Cell], done: Results) -> Next:
-    """The next value of the last setting: beyond the best, by losses averaged over seeds, if that
-    is at an edge, or else beside it."""
+    """The next value of the last setting: beyond the best value if that is at an edge, else beside
+    it. The best is chosen by losses averaged over seeds."""
     found: dict[float, list[float]] = {}
     for c in cells:
         found.setdefault(c.settings[-1][1], []).append(
@@ -175,7 +176,7 @@ def one_more(cells: list[Cell], done: Results) -> Next:
 
 
 def best(cells: list[Cell], done: Results) -> tuple[Cell, Cell]:
-    """The best cell of either arm, among cells that are all done."""
+    """The best cell of each of the two arms; all cells must be done."""
     adamw, adamwn = (done.best([c for c in cells if c.arm == arm]) for arm in (ADAMW, ADAMWN))
     assert adamw is not None
     assert adamwn is not None
@@ -183,7 +184,7 @@ def best(cells: list[Cell], done: Results) -> tuple[Cell, Cell]:
 
 
 def compared(r: Ranges, adamw: Cell, adamwn: Cell) -> list[Cell]:
-    """The best of each and the two controls, with every seed."""
+    """The best of each arm and the two controls, with every seed."""
     four = (adamw, adamwn, scaled(adamw, adamwn), same_total_decay(adamw))
     return [c for seed in r.seeds for cell in four for c in seeded(cell, (seed,), "seeds")]
 
@@ -196,10 +197,11 @@ def horizons(
     ratios: tuple[float, ...],
     done: Results,
 ) -> list[Cell]:
-    """Fewer steps, with the same warm-up and ramp, and as many as before: does the best decay
-    change, and does the best ratio?
+    """Decays and ratios with fewer steps, at the same warm-up and ramp, and with as many as before,
+    to see whether the best of them change.
 
-    A best value at an edge says nothing about that: up to twice, each arm gets one more.
+    If a best value is at an edge it may not be the best. Each arm then gets one more value, at most
+    twice.
     """
     wanted: list[Cell] = []
     for _ in range(3):
@@ -242,7 +244,7 @@ def horizons(
 
 
 def controls(r: Ranges, adamw: Cell, adamwn: Cell, done: Results) -> list[Cell]:
-    """The two controls tuned: other decays, up to two more while the best is at an edge, and the
+    """The two controls tuned: other decays, at most two more while the best is at an edge, and the
     best of them with every seed."""
     wanted: list[Cell] = []
     for control in (scaled(adamw, adamwn), same_total_decay(adamw)):
@@ -263,7 +265,7 @@ def controls(r: Ranges, adamw: Cell, adamwn: Cell, done: Results) -> list[Cell]:
 
 
 def others(r: Ranges, adamwn: Cell) -> list[Cell]:
-    """One norm for each tensor, LayerNorm controlled, and the offset of the held norm."""
+    """One norm for each tensor, LayerNorm controlled, and how far the norm is from its target."""
     best = adamwn.config
     found = grid(
         TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more
@@ -299,8 +301,8 @@ def seeded(cell: Cell, seeds: tuple[int, ...], part: str) -> list[Cell]:
 
 
 def scaled(adamw: Cell, adamwn: Cell) -> Cell:
-    """The first control: the best AdamW, started from weights of the norm that the best AdamWN is
-    held at."""
+    """The first control: the best AdamW, started from weights with the target norm of the best
+    AdamWN."""
     norm = float(adamwn.config.optim.ratio or 1)
     return Cell(
         SCALED,
@@ -309,20 +311,21 @@ def scaled(adamw: Cell, adamwn: Cell) -> Cell:
     )
 
 
-def held(adamwn: Cell) -> Cell:
-    """The best AdamWN with the same freedom as the control: at its target norm from the first step
-    on."""
+def scaled_adamwn(adamwn: Cell) -> Cell:
+    """The best AdamWN started like the control: at its target norm from the first step on."""
     ratio = float(adamwn.config.optim.ratio or 1)
     return Cell(
-        HELD, adamwn.config.with_(init_scale=ratio, ratio_start=ratio), settings=adamwn.settings
+        SCALED_ADAMWN,
+        adamwn.config.with_(init_scale=ratio, ratio_start=ratio),
+        settings=adamwn.settings,
     )
 
 
 def same_total_decay(adamw: Cell) -> Cell:
-    """The second control: AdamC with the decay that makes the sum of its decays that of the best
-    AdamW."""
+    """The second control: AdamC, with the decay for which the sum of its decays over all steps is
+    that of the best AdamW."""
     o = adamw.config.optim
-    rates = [optim.lr_at(adamw.config, step) for step in range(1, adamw.config.run.steps + 1)]
+    rates = [lr_at(adamw.config, step) for step in range(1, adamw.config.run.steps + 1)]
     decay = round(o.weight_decay * sum(rates) / (sum(lr * lr for lr in rates) / o.lr), 4)
     return Cell(
         ADAMC,
@@ -338,5 +341,5 @@ STUDY = Study(
     "and every claim about weight norm "
     "control with the rule that would refute it.",
     ADAMW,
-    rules.CLAIMS,
+    CLAIMS,
 )

@@ -1,10 +1,10 @@
-"""Published methods side by side: each with three learning rates, then the best of each with
-several seeds.
+"""The study ``family``: published methods side by side. Each has three learning rates, and the best
+of each several seeds.
 
-Their other settings are those at which the claims expect AdamW and AdamWN to be best; CPR's bound
-is the norm that AdamWN is held at, per tensor, and AdamH's steps are those that the laboratory
-makes of a learning rate. What is equal is the number of trials, not how well each is known to be
-tuned.
+Their other settings are those at which the study ``claims`` expects AdamW and AdamWN to be best.
+The bound of CPR is the target norm of AdamWN, for each tensor; the steps of AdamH are those that
+the laboratory derives from a learning rate. The number of trials is equal. Whether the methods are
+equally well tuned is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from normcontrol.lab.study.cells import Cell, Study, grid
 from normcontrol.lab.study.records import Results
 
 STEPS = {"small": 500}
-"""Fewer than the scale's own, where 25 runs of those would take too long."""
+"""Fewer steps than the scale's own, where 25 runs would take too long."""
 
 
 def cells(scale: str, done: Results) -> list[Cell]:

@@ -1,8 +1,8 @@
-"""The paper's figures as studies: its exact settings at `full`, the same experiments in fewer steps
-at `tiny` and `small`.
+"""The paper's figures as studies: its exact settings at ``full``, the same experiments in fewer
+steps at ``tiny`` and ``small``.
 
-Shrinking keeps what decides the norm (see ``bases.shrunk``). What the paper published stands beside
-our numbers, with what differs; figure 1 is of schedules alone and trains nothing.
+Shrinking an experiment keeps what determines the norm (see ``bases.shrunk``). The paper's numbers
+are shown beside ours, with what differs. Figure 1 shows schedules and trains nothing.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _study(
     return Study(
         function.__name__,
         function,
-        (function.__doc__ or "").strip(),
+        " ".join((function.__doc__ or "").split()),
         baseline,
         published=published,
         differs=DIFFERS,

@@ -1,33 +1,30 @@
-"""A study: a function that names the runs of an experiment, and what tells one run from all others.
+"""A study and its cells: what is to be run, and how a run is identified.
 
-The function is called with the scale and with what is finished so far, and returns the cells (a
-config and a seed each) that it wants. It is called again after they are run, until it wants no
-more, so that later cells may depend on the results of earlier ones. It knows nothing of where and
-how cells are run.
+A study is a function. It is called with the scale and with the results so far, and returns the
+cells (a config and a seed each) that it wants. It is called again after they are run, until it
+wants no more, so that later cells may depend on the results of earlier ones. This module does not
+know where or how cells are run.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.training.config import Config, differences
 from normcontrol.lab.training.run_folder import FREE
 
 if TYPE_CHECKING:
     from normcontrol.lab.study.claims import Claim
     from normcontrol.lab.study.records import Results
+    from normcontrol.lab.study.verdict import Verdict
 
-SCALES = ("tiny", "small", "full")
 BY_DIGEST = {"data", "tokenizer", "also_validate"}
-"""Settings that say where the data is. What it is, its digest says."""
+"""Settings that say where the data is. A run is identified by the digest of the data instead."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,8 @@ class Cell:
     config: Config
     seed: int = 0
     settings: tuple[tuple[str, Any], ...] = ()
-    """What was tried at several values in this arm: the trial that it is."""
+    """The settings of which this arm tries several values. Cells that differ only in the seed are
+    one trial."""
     part: str = ""
     """The part of the study it belongs to: "grid", "seeds", ..."""
 
@@ -53,6 +51,11 @@ class Cell:
     @property
     def label(self) -> str:
         return " ".join(filter(None, (self.arm, self.trial, f"seed={self.seed}")))
+
+    def matches(self, texts: Iterable[str]) -> bool:
+        """True if the part and label contain one of the texts, or if there are none to look for."""
+        wanted = list(texts)
+        return not wanted or any(text in f"{self.part} {self.label}" for text in wanted)
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,8 @@ def grid(
     """Every combination of the axes' values with every seed. Runs that share a seed share initial
     weights and batches.
 
-    >>> [cell.label for cell in grid("AdamW", Config(), lr=[1e-3, 2e-3], seeds=[0, 1])]
-    ['AdamW lr=0.001 seed=0', 'AdamW lr=0.001 seed=1', 'AdamW lr=0.002 seed=0', 'AdamW lr=0.002 seed=1']
+    >>> [cell.label for cell in grid("AdamW", Config(), lr=[1e-3, 2e-3], seeds=[0, 1])][:3]
+    ['AdamW lr=0.001 seed=0', 'AdamW lr=0.001 seed=1', 'AdamW lr=0.002 seed=0']
     """
     cells = []
     for values in itertools.product(*axes.values()):
@@ -82,10 +85,10 @@ def grid(
 
 
 def identity(config: Config, data: Data) -> str:
-    """The name of a run, the same wherever it is run: a hash of all that its result depends on.
+    """The name of a run, the same on every machine: a hash of everything its result depends on.
 
-    Settings at their default do not take part, so that a setting added later does not orphan
-    earlier results.
+    Settings at their default do not enter the hash, so that a setting added later does not change
+    the names of earlier results.
     """
     kept = {
         key: new
@@ -96,13 +99,20 @@ def identity(config: Config, data: Data) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
+def unique(cells: Iterable[Cell], data: Callable[[Config], Data]) -> dict[str, Cell]:
+    """Cells by their identity. Of two that are the same run, the first is kept."""
+    named: dict[str, Cell] = {}
+    for cell in cells:
+        named.setdefault(identity(cell.config, data(cell.config)), cell)
+    return named
+
+
 Cells = Callable[[str, "Results"], Iterable[Cell]]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number that was published, and where ours is found: the final value of ``key`` in an
-    arm."""
+    """A published number, and where ours is found: the final value of ``key`` in an arm."""
 
     what: str
     arm: str
@@ -111,9 +121,23 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Story:
+    """How a study is presented, where the usual presentation does not fit it."""
+
+    title: str
+    """The heading of its page."""
+    sentences: Callable[[Verdict], list[str]]
+    """What it showed."""
+    columns: tuple[str, ...]
+    """The columns of its table, by their headings."""
+    note: str
+    """The text under the table."""
+
+
+@dataclass(frozen=True)
 class Study:
-    """A named experiment: its cells, the arm that others are compared with, and the claims it puts
-    to the test."""
+    """A named experiment: its cells, the arm that others are compared with, and the claims that it
+    tests."""
 
     name: str
     cells: Cells
@@ -123,54 +147,6 @@ class Study:
     published: tuple[Published, ...] = ()
     differs: Mapping[str, str] = field(default_factory=dict)
     """By scale, what differs from where the published numbers come from."""
-
-
-def load(name: str) -> Study:
-    """A study by its name, or from a file of one's own: ``path/to/file.py:function``."""
-    if ".py" in name:
-        return _from_file(name)
-    from normcontrol.lab.studies import STUDIES
-
-    if name not in STUDIES:
-        raise LabError(
-            f"There is no study {name!r}. {nearest(name, STUDIES)} One of your own is "
-            "path/to/file.py:function."
-        )
-    return STUDIES[name]
-
-
-def _from_file(name: str) -> Study:
-    path, _, function = name.rpartition(":")
-    if not path.endswith(".py"):
-        path, function = name, ""
-    if not Path(path).exists():
-        raise LabError(
-            f"There is no file {path!r} with a study. Give it as path/to/file.py:function."
-        )
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = getattr(module, function or "study", None)
-    if isinstance(found, Study):
-        return found
-    if not callable(found):
-        known = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", "") == module.__name__
-        ]
-        raise LabError(
-            f"{path} has no function {function or 'study'!r}. "
-            f"{nearest(function, known) if known else 'It has none at all.'}"
-        )
-    return Study(f"{Path(path).stem}-{found.__name__}", found, (found.__doc__ or "").strip())
-
-
-def unique(cells: Iterable[Cell], data: Callable[[Config], Data]) -> dict[str, Cell]:
-    """Cells by their identity; of two that are the same run, the first one's place is taken."""
-    named: dict[str, Cell] = {}
-    for cell in cells:
-        named.setdefault(identity(cell.config, data(cell.config)), cell)
-    return named
+    story: Story | None = None
+    keeps_runs: bool = False
+    """Keep the run folders of finished cells, with their checkpoints, beside the records."""

@@ -1,8 +1,7 @@
-"""The cells of a study as Ray tasks: on the cluster that this machine belongs to, or on a local
-one.
+"""An executor that trains cells as Ray tasks, on the cluster of this machine or on a local one.
 
-Each task trains in a folder of its own on its node and sends its record back; the data must be
-where all nodes see it. A cell that was under way when the study was stopped starts anew.
+Each task trains in a temporary folder on its node and sends its record back; the data must be on a
+file system that all nodes share. A cell that was running when the study was stopped starts anew.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Any
 import torch
 
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.study.executors import Execute, Finished, side_by_side
 from normcontrol.lab.study.records import Record
-from normcontrol.lab.study.runner import Execute, Job, run_cell
+from normcontrol.lab.study.worker import Job, run_cell
 
 
 @contextlib.contextmanager
 def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
-    """Run jobs on Ray, so many at a time; several share a GPU if there are more of them than
-    GPUs."""
+    """Run ``workers`` jobs at a time on Ray. Several share a GPU if there are fewer GPUs."""
     try:
         import ray
     except ImportError:
@@ -46,46 +45,36 @@ def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
     gpus = min(ray.cluster_resources().get("GPU", 0) / workers, 1) if gpu else 0
     task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_train)
 
-    def execute(jobs: Iterator[Job]) -> Iterator[tuple[Job, Record | None]]:
-        under_way: dict[Any, Job] = {}
-
-        def collect() -> Iterator[tuple[Job, Record | None]]:
-            done, _ = ray.wait(list(under_way))
-            for future in done:
-                job = under_way.pop(future)
-                try:
-                    yield job, ray.get(future)
-                except ray.exceptions.RayError as error:
-                    raise LabError(
-                        f"Ray lost {job.label}: {error}. Finished cells are safe: the same command "
-                        "goes on."
-                    ) from None
-
-        for job in jobs:
-            placed = replace(
-                job,
-                config=job.config.with_(data=_absolute(job.config.data.data)),
-                cache=job.cache.resolve(),
-            )
-            under_way[task.remote(placed)] = job
-            if len(under_way) == workers:
-                yield from collect()
-        while under_way:
-            yield from collect()
+    def collect(running: dict[Any, Job]) -> Finished:
+        done, _ = ray.wait(list(running))
+        for future in done:
+            job = running.pop(future)
+            try:
+                yield job, ray.get(future)
+            except ray.exceptions.RayError as error:
+                raise LabError(
+                    f"Ray lost {job.label}: {error}. Finished cells are safe: the same command "
+                    "goes on."
+                ) from None
 
     try:
-        yield execute
+        yield lambda jobs: side_by_side(
+            jobs, workers, lambda job: task.remote(_for_any_node(job)), collect
+        )
     finally:
         if mine:
             ray.shutdown()
 
 
-def _absolute(data: str) -> str:
-    return data if data == "python" else str(Path(data).expanduser().resolve())
+def _for_any_node(job: Job) -> Job:
+    """The job with absolute paths."""
+    data = job.config.data.data
+    data = data if data == "python" else str(Path(data).expanduser().resolve())
+    return replace(job, config=job.config.with_(data=data), cache=job.cache.resolve())
 
 
 def _train(job: Job) -> Record | None:
-    """On a node."""
+    """Runs on a node."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as work:
-        return run_cell(replace(job, work=Path(work) / job.id))
+        return run_cell(replace(job, folder=Path(work) / job.id))

@@ -1,8 +1,7 @@
-"""What finished cells leave behind: one small JSONL file each, to be committed, and how a study's
-folder is read back.
+"""Records: the stored results of cells, one small JSONL file each, which is meant to be committed.
 
 The first line of a file says what was run, where, and how it ended; each further line is a curve. A
-file that cannot be read is named and left out, never guessed at.
+file that cannot be read is named and left out. This module does not know how cells are run.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Curve = tuple[list[int], list[float]]
 
 @dataclass(frozen=True)
 class Record:
-    """A cell that was run: ``status`` is finished, diverged or failed."""
+    """The result of a cell. ``status`` is finished, diverged or failed."""
 
     id: str
     config: dict[str, Any]
@@ -46,8 +45,8 @@ class Record:
         return self.status == "finished"
 
     def value(self, key: str = "val_loss") -> float:
-        """A final value; infinite for a run that diverged or failed, which is worse than any
-        other."""
+        """A final value. It is infinite for a run that diverged or failed, so that such a run is
+        never the best."""
         return self.final.get(key, math.inf) if self.good else math.inf
 
 
@@ -59,7 +58,7 @@ def summarise(
     seconds: float,
     error: str = "",
 ) -> Record:
-    """A record of a run from its metrics."""
+    """Make the record of a run from its metrics."""
     curves: dict[str, Curve] = {}
     by_class = sorted({key for line in lines for key in line if key.startswith(PREFIX)})
     for key in (*CURVES, *by_class):
@@ -75,44 +74,63 @@ def summarise(
     }
     status = "finished"
     if error:
-        status = "diverged" if "not finite" in error else "failed"
+        status = "diverged" if has_diverged(error) else "failed"
     elif not final.get("val_loss", math.inf) < curves["val_loss"][1][0]:
         status, error = (
             "diverged",
             "The validation loss after the last step is not below that of the untrained model.",
         )
     skipped = max((line["skipped"] for line in lines if "skipped" in line), default=0)
-    plain = {key: _placeless(value) for key, value in json.loads(json.dumps(config.flat())).items()}
+    settings = {
+        key: _without_folders(value) for key, value in json.loads(json.dumps(config.flat())).items()
+    }
     return Record(
-        id, plain, _public(environment), status, final, skipped, round(seconds, 2), error, curves
+        id, settings, _public(environment), status, final, skipped, round(seconds, 2), error, curves
     )
 
 
-def _placeless(value: Any) -> Any:
-    """A path without where it lies, which is known to one machine alone; what the data is, its
-    digest says."""
+def has_diverged(error: str) -> bool:
+    """True if a run ended with this error because its loss or gradient was not finite."""
+    return "not finite" in error
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """The config with these settings, read from JSON. Settings that no longer exist are ignored."""
+    known = Config().flat()
+    return Config().with_(
+        **{
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in settings.items()
+            if key in known
+        }
+    )
+
+
+def _without_folders(value: Any) -> Any:
+    """A path reduced to its last part: folders differ from machine to machine, and the data is
+    identified by its digest."""
     if isinstance(value, list):
-        return [_placeless(one) for one in value]
+        return [_without_folders(one) for one in value]
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
 def _public(environment: dict[str, Any]) -> dict[str, Any]:
-    """What readers elsewhere need of a run's environment: no paths of the machine."""
+    """The environment of a run without the folders of the machine it ran on."""
     if not environment:
         return {}
-    where = {
-        "command": ["normcontrol", *_placeless(environment["command"][1:])],
+    changed = {
+        "command": ["normcontrol", *_without_folders(environment["command"][1:])],
         "platform": environment["platform"].split("-")[0],
     }
     return {
         **environment,
-        **where,
+        **changed,
         "data": {**environment["data"], "folder": Path(environment["data"]["folder"]).name},
     }
 
 
 def write(folder: Path, record: Record, arm: str = "") -> Path:
-    """Put a record into a study's folder, whole or not at all."""
+    """Write a record into a study's folder. An interrupted write leaves no partial file."""
     path = folder / CELLS / f"{record.id}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     head = {key: value for key, value in vars(record).items() if key != "curves"}
@@ -130,7 +148,7 @@ def write(folder: Path, record: Record, arm: str = "") -> Path:
 
 
 def read(path: Path) -> Record:
-    """A record from its file."""
+    """Read a record from its file."""
     try:
         head, *rest = [json.loads(line) for line in path.read_text().splitlines()]
         curves = {line["curve"]: (line["steps"], line["values"]) for line in rest}
@@ -148,7 +166,8 @@ def read(path: Path) -> Record:
 
 
 class Results(Mapping[str, Record]):
-    """The records of a study's folder by identity, and what was wrong with the others."""
+    """The records of a study's folder by identity; ``problems`` names the files that cannot be
+    read."""
 
     def __init__(
         self,
@@ -173,7 +192,7 @@ class Results(Mapping[str, Record]):
         self._records[record.id] = record
 
     def of(self, cell: Cell) -> Record | None:
-        """The record of a cell, if it was run with these very settings on this very data."""
+        """The record of a cell, if it was run with exactly these settings on exactly this data."""
         record = self._records.get(identity(cell.config, self.data(cell.config)))
         if record is None:
             return None
@@ -186,11 +205,11 @@ class Results(Mapping[str, Record]):
         return record if same else None
 
     def done(self, cells: Iterable[Cell]) -> bool:
-        """Whether each of the cells was run, well or not."""
+        """True if all of these cells were run, including those that diverged or failed."""
         return all(self.of(cell) is not None for cell in cells)
 
     def trials(self, cells: Iterable[Cell]) -> dict[str, list[tuple[Cell, Record]]]:
-        """Cells that were run, by arm and trial; the seeds of a trial together, in order."""
+        """The cells that were run, by arm and trial, with the seeds of a trial in order."""
         found: dict[str, list[tuple[Cell, Record]]] = {}
         for cell in sorted(cells, key=lambda c: c.seed):
             record = self.of(cell)

@@ -1,5 +1,5 @@
-"""Runs what a study's folder says was run, anew, and compares: bit for bit on a CPU, within the
-noise of seeds on a GPU."""
+"""Runs the finished cells of a study again and compares: bit for bit on a CPU, within the spread
+over seeds on a GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.study.cells import BY_DIGEST, Cell
-from normcontrol.lab.study.claims import Evidence
+from normcontrol.lab.study.evidence import Evidence
+from normcontrol.lab.study.executors import local
 from normcontrol.lab.study.ledger import Ledger
-from normcontrol.lab.study.records import Record
-from normcontrol.lab.study.runner import Job, local
-from normcontrol.lab.study.verdict import config_of
+from normcontrol.lab.study.records import Record, config_of
+from normcontrol.lab.study.worker import Job
 from normcontrol.lab.training.device import choose
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell's record, what came of it now, and whether that is the same."""
+    """The record of a cell before and now."""
 
     label: str
     before: Record
@@ -50,28 +50,19 @@ class Comparison:
 
     def __str__(self) -> str:
         if self.noise is None:
-            return (
-                f"{self.label}: "
-                f"{'the same, bit for bit' if self.same else f'another result, {self.moved:+.2e} in validation loss'}"
-            )
-        verdict = "within the noise" if self.same else "beyond the noise"
-        return (
-            f"{self.label}: {self.moved:+.5f} in validation loss, {verdict} of seeds "
-            f"({self.noise:.5f})"
-        )
+            other = f"another result, {self.moved:+.2e} in validation loss"
+            return f"{self.label}: {'the same, bit for bit' if self.same else other}"
+        noise = f"{'within' if self.same else 'beyond'} the noise of seeds ({self.noise:.5f})"
+        return f"{self.label}: {self.moved:+.5f} in validation loss, {noise}"
 
 
 def replay(
     ledger: Ledger, device: str = "auto", only: tuple[str, ...] = (), workers: int = 1
 ) -> Iterator[Comparison]:
-    """Each finished cell of a study again, each with as many threads as it had: sums of several are
-    rounded otherwise."""
+    """Run each finished cell of a study again, with as many threads as it had: the rounding of sums
+    depends on their number."""
     done = ledger.results()
-    cells = [
-        c
-        for c in ledger.cells(done)
-        if not only or any(text in f"{c.part} {c.label}" for text in only)
-    ]
+    cells = [cell for cell in ledger.cells(done) if cell.matches(only)]
     found = {
         record.id: (cell, record)
         for cell in cells
@@ -87,8 +78,10 @@ def replay(
     with tempfile.TemporaryDirectory() as work, local(workers) as execute:
 
         def again(cell: Cell, record: Record) -> Job:
-            where = {key: value for key, value in cell.config.flat().items() if key in BY_DIGEST}
-            config = config_of(record).with_(**where, device=device, tensorboard=False, wandb="")
+            data = {key: value for key, value in cell.config.flat().items() if key in BY_DIGEST}
+            config = config_of(record.config).with_(
+                **data, device=device, tensorboard=False, wandb=""
+            )
             return Job(
                 record.id,
                 cell.label,

@@ -1,7 +1,6 @@
-"""Paired differences with their number and 95 % interval, and the other numbers that a claim is
-reported with.
+"""Paired differences with their 95 % interval, and the other statistics of a verdict.
 
-Plain arithmetic on lists of losses; it knows nothing of runs or studies.
+Arithmetic on lists of losses: this module does not know runs or studies.
 """
 
 from __future__ import annotations
@@ -37,12 +36,11 @@ class Difference:
     mean: float
     half: float | None  # half the width of the 95 % interval
     detectable: float | None = None
-    """The true difference that so many pairs with this spread would show in four of five
-    studies."""
+    """The true difference that so many pairs with this spread show in four of five studies."""
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves zero out."""
+        """True if zero is outside the interval."""
         return self.half is not None and abs(self.mean) > self.half
 
     @property
@@ -60,7 +58,9 @@ class Difference:
 def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     """Differences of runs that share seeds.
 
-    >>> print(paired([1.0, 2.0, 3.0], [1.5, 2.5, 3.2]))     # mean -0.4, standard deviation 0.173, t = 4.303
+    With a mean of -0.4, a standard deviation of 0.173, and t = 4.303:
+
+    >>> print(paired([1.0, 2.0, 3.0], [1.5, 2.5, 3.2]))
     -0.4000 ± 0.4303
     >>> paired([1.0], [1.5])
     Difference(n=1, mean=-0.5, half=None, detectable=None)
@@ -75,8 +75,8 @@ def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
 
 
 def steps_to(steps: Sequence[int], losses: Sequence[float], level: float) -> float | None:
-    """When a loss curve first comes down to a level, straight lines between its points; None if it
-    never does.
+    """The step at which a loss curve first reaches a level, interpolated between its points; None
+    if it never does.
 
     >>> steps_to([0, 100, 200], [4.0, 3.0, 2.5], 2.75)
     150.0
@@ -94,10 +94,10 @@ def steps_to(steps: Sequence[int], losses: Sequence[float], level: float) -> flo
 def best_of(losses: Sequence[float]) -> list[float]:
     """The expected lowest loss of k = 1, 2, ... trials drawn at random from those that were made.
 
-    A method that wins only after many trials shows it here. Trials that diverged count as infinite.
+    It shows how many trials a method needs. The loss of a trial that diverged is infinite.
 
-    >>> best_of([1.0, 2.0, 3.0])[0], round(best_of([1.0, 2.0, 3.0])[1], 3), best_of([1.0, 2.0, 3.0])[2]
-    (2.0, 1.333, 1.0)
+    >>> [round(loss, 3) for loss in best_of([1.0, 2.0, 3.0])]
+    [2.0, 1.333, 1.0]
     """
     ordered, n = sorted(losses), len(losses)
     curve = []
@@ -108,8 +108,8 @@ def best_of(losses: Sequence[float]) -> list[float]:
 
 
 def lowest_point(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Where the parabola through the lowest of some points and its neighbours is lowest; an end of
-    the grid, if it is there.
+    """The minimum of the parabola through the lowest point and its neighbours, or the lowest point
+    itself if it is at an end of the grid.
 
     >>> round(lowest_point([0.0, 1.0, 2.0], [1.21, 0.01, 0.81]), 9)
     1.1

@@ -1,65 +1,109 @@
-"""What a study showed: a few sentences, a table, what became of each claim, and everything that
-weakens it.
+"""The verdict on a study: sentences, a table, the outcome of each claim, and what weakens them.
 
-It says no more than the runs allow: without several seeds no interval, without equal budgets no
-comparison.
+It says no more than the runs allow: without several seeds there is no interval, and arms with
+unequal budgets are not compared. How it is shown is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from normcontrol.lab.study.cells import Published, Study
-from normcontrol.lab.study.claims import (
-    NOT_RUN,
-    Claim,
-    Evidence,
-    Finding,
-    Trial,
-    difference,
-    edges_of,
-)
+from normcontrol.lab.study.claims import NOT_RUN, Claim, Finding
+from normcontrol.lab.study.evidence import Evidence, Trial, difference, edges_of
 from normcontrol.lab.study.ledger import Ledger
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.statistics import Difference, best_of, steps_to
-from normcontrol.lab.training.config import Config
 
 BUDGET = ("steps", "tokens_per_step", "context", "layers", "heads", "width")
-"""What must be the same for arms to be compared, beside the data."""
+"""The settings that must be equal for arms to be compared. The data must be equal too."""
+
+ONE_SEED = "One seed gives no interval: differences are of single runs."
 
 
 @dataclass(frozen=True)
 class Row:
-    """An arm, by the trial that stands for it."""
+    """An arm, represented by one of its trials."""
 
     trial: Trial
     trials: int
+    """How many trials the arm has."""
     bad: int
     """Runs of the arm that diverged or failed."""
     inside: str
-    """Whether the best of its trials lies inside the grid."""
+    """In words, whether the best of its trials lies inside the grid."""
     best_of: list[float]
+    """The expected lowest loss of 1, 2, ... of its trials."""
     differences: dict[str, Difference] = field(default_factory=dict)
+    """The paired difference to the baseline, for each validation loss; empty if they cannot be
+    compared."""
     steps_to: float | None = None
-    """Steps until it reached the baseline's final validation loss, of all steps."""
+    """Steps until it reached the baseline's final validation loss."""
 
     @property
     def arm(self) -> str:
         return self.trial.arm
 
+    @property
+    def difference(self) -> Difference | None:
+        """The paired difference of the validation loss to the baseline."""
+        return self.differences.get("val_loss")
+
+
+def _number(value: float, digits: int = 4) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "diverged"
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _share_of_steps(row: Row) -> str:
+    share = None if row.steps_to is None else row.steps_to / row.trial.config.run.steps
+    return _or_dash(share, ".0%")
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "arm": lambda row: row.arm,
+    "trial": lambda row: row.trial.settings,
+    "n": lambda row: str(len(row.trial.seeds)),
+    "val loss": lambda row: _number(row.trial.mean()),
+    "s.d.": lambda row: _or_dash(row.trial.spread(), ".4f"),
+    "minus baseline": lambda row: str(row.difference or "-"),
+    "ratio": lambda row: _number(row.trial.mean("ratio"), 3),
+    "norm ratio": lambda row: _number(row.trial.mean("ratio"), 3),
+    "target": lambda row: _or_dash(row.trial.target(), ".3f"),
+    "skipped": lambda row: str(sum(record.skipped for record in row.trial.records)),
+    "steps to baseline": _share_of_steps,
+    "detectable": lambda row: _or_dash(getattr(row.difference, "detectable", None), ".4f"),
+    "trials": lambda row: str(row.trials),
+    "optimum": lambda row: row.inside,
+    "diverged, failed": lambda row: str(row.bad),
+}
+"""The columns of a table of arms, by their headings."""
+
+USUAL = (
+    *("arm", "trial", "n", "val loss", "s.d.", "minus baseline", "ratio"),
+    *("steps to baseline", "detectable", "trials", "optimum", "diverged, failed"),
+)
+"""The columns that a study has unless its story names others."""
+
 
 @dataclass(frozen=True)
 class Verdict:
+    """What a study showed."""
+
     study: Study
     scale: str
     rows: list[Row]
     flags: list[str]
+    """What weakens it."""
     findings: list[tuple[Claim, Finding]]
     losses: list[str]
-    """The keys of the validation losses, the first one's split belonging to the training data."""
+    """The keys of the validation losses. The first is that of the data trained on."""
 
     @property
     def baseline(self) -> Row | None:
@@ -68,98 +112,94 @@ class Verdict:
             self.rows[0] if self.rows else None,
         )
 
+    @property
+    def title(self) -> str:
+        story = self.study.story
+        return story.title if story else f"{self.study.name}, {self.scale}"
+
     def sentences(self) -> list[str]:
-        """Two or three sentences: the main comparison, how well it was tuned, and what became of
-        the claims."""
+        """The main comparison, how well it was tuned, and the outcomes of the claims."""
         base = self.baseline
         if base is None:
             return ["Nothing was run yet."]
-        said = []
-        compared = [row for row in self.rows if row is not base and "val_loss" in row.differences]
-        # The first of another method: a second decay of the same one is not what a study is about.
+        if self.study.story:
+            return self.study.story.sentences(self)
+        found = []
+        compared = [row for row in self.rows if row is not base and row.difference]
+        # Arms with another method come before arms with the baseline's at other settings.
         for row in sorted(compared, key=lambda r: _method(r) == _method(base))[:1]:
-            said += [_comparison(row, base), _tuning(row, base)]
+            found += [_comparison(row, base), _tuning(row, base)]
         if not compared:
-            said.append(
+            found.append(
                 f"{base.trial.name} ended at a validation loss of {base.trial.mean():.4f}; no "
                 "other arm can be compared with it yet."
             )
-        told = [(claim, finding) for claim, finding in self.findings if finding.outcome != NOT_RUN]
-        if told:
-            by: dict[str, list[str]] = {}
-            for claim, finding in told:
+        by: dict[str, list[str]] = {}
+        for claim, finding in self.findings:
+            if finding.outcome != NOT_RUN:
                 by.setdefault(finding.outcome, []).append(claim.name)
-            said.append(
-                "Claims "
-                + "; ".join(f"{outcome}: {', '.join(names)}" for outcome, names in by.items())
-                + "."
-            )
-        return said
+        if by:
+            outcomes = (f"{outcome}: {', '.join(names)}" for outcome, names in by.items())
+            found.append(f"Claims {'; '.join(outcomes)}.")
+        return found
 
     def headings(self) -> list[str]:
-        more = [
-            f"{what} {key.removeprefix('val_loss_')}"
-            for key in self.losses[1:]
-            for what in ("loss on", "difference on")
-        ]
-        tuning = ["steps to baseline", "detectable", "trials", "optimum", "diverged, failed"]
-        return ["arm", "trial", "n", "val loss", "s.d.", "minus baseline", *more, "ratio", *tuning]
+        return list(self._columns())
 
     def table(self) -> list[list[str]]:
-        return [self._cells(row) for row in self.rows]
+        columns = self._columns().values()
+        return [[column(row) for column in columns] for row in self.rows]
 
-    def _cells(self, row: Row) -> list[str]:
-        trial, main = row.trial, row.differences.get("val_loss")
-        elsewhere = [
-            text
-            for key in self.losses[1:]
-            for text in (_number(trial.mean(key)), str(row.differences.get(key, "-")))
-        ]
-        steps = trial.cells[0].config.run.steps
+    def _columns(self) -> dict[str, Callable[[Row], str]]:
+        """The columns of the study; beside the difference, those of the other validation losses."""
+        columns = {}
+        for heading in self.study.story.columns if self.study.story else USUAL:
+            columns[heading] = COLUMNS[heading]
+            if heading == "minus baseline":
+                for key in self.losses[1:]:
+                    columns |= _other_loss(key)
+        return columns
+
+    def claims(self) -> list[tuple[str, str, str, str]]:
+        """For each claim: the claim, its outcome, the numbers behind it, and what refutes it."""
+        return [(c.says, found.outcome, found.numbers, c.refuted_if) for c, found in self.findings]
+
+    def published(self) -> list[tuple[str, str, str]]:
+        """For each published number: what it is, the paper's value, and ours."""
+        trials = {row.arm: row.trial for row in self.rows}
+
+        def ours(p: Published) -> float | None:
+            return trials[p.arm].mean(p.key) if p.arm in trials else None
+
+        return [(p.what, f"{p.value:g}", _or_dash(ours(p), ".4f")) for p in self.study.published]
+
+    def best_of(self, counts: Iterable[int]) -> list[list[str]]:
+        """For each arm, the expected lowest loss of so many of its trials."""
+        ks = list(counts)
         return [
-            row.arm,
-            trial.cells[0].trial,
-            str(len(trial.seeds)),
-            _number(trial.mean()),
-            "-" if (spread := trial.spread()) is None else f"{spread:.4f}",
-            str(main or "-"),
-            *elsewhere,
-            _number(trial.mean("ratio"), 3),
-            "-" if row.steps_to is None else f"{row.steps_to / steps:.0%}",
-            "-" if main is None or main.detectable is None else f"{main.detectable:.4f}",
-            str(row.trials),
-            row.inside,
-            str(row.bad),
+            [row.arm, *(_number(row.best_of[k - 1]) if k <= row.trials else "-" for k in ks)]
+            for row in self.rows
         ]
 
-    def published(self) -> list[tuple[Published, float | None]]:
-        """The paper's numbers, and ours."""
-        found = {row.arm: row.trial for row in self.rows}
-        return [
-            (p, found[p.arm].mean(p.key) if p.arm in found else None) for p in self.study.published
-        ]
+
+def _other_loss(key: str) -> dict[str, Callable[[Row], str]]:
+    name = key.removeprefix("val_loss_")
+    return {
+        f"loss on {name}": lambda row: _number(row.trial.mean(key)),
+        f"difference on {name}": lambda row: str(row.differences.get(key, "-")),
+    }
 
 
 def judge(ledger: Ledger) -> Verdict:
-    """The verdict on what a study's folder holds by now."""
+    """The verdict on the results that a study's folder has by now."""
     study, done = ledger.study, ledger.results()
     cells = ledger.cells(done)
     evidence = Evidence(cells, done)
-    flags = list(done.problems)
-    known = {record.id for cell in cells if (record := done.of(cell)) is not None}
-    foreign = len(done) - len(known)
-    if foreign:
-        flags.append(
-            f"{foreign} files in {ledger.out} are of other settings than the study's, and are left "
-            "out."
-        )
-    missing = sum(done.of(cell) is None for cell in cells)
-    if missing:
-        flags.append(f"{missing} cells are not run yet.")
-    flags += _mixed(done[i] for i in known)
-    losses = sorted(
-        {key for i in known for key in done[i].final if key.startswith("val_loss")}
-    ) or ["val_loss"]
+    records = {record.id: record for cell in cells if (record := done.of(cell)) is not None}
+    flags = [*done.problems, *_incomplete(ledger, evidence, len(records))]
+    flags += _mixed(records.values())
+    found = {key for r in records.values() for key in r.final if key.startswith("val_loss")}
+    losses = sorted(found) or ["val_loss"]
     arms = list(dict.fromkeys(cell.arm for cell in cells))
     chosen = {arm: trial for arm in arms if (trial := evidence.chosen(arm)) is not None}
     base = chosen.get(study.baseline, next(iter(chosen.values()), None))
@@ -169,27 +209,35 @@ def judge(ledger: Ledger) -> Verdict:
         bad = sum(not record.good for t in trials for record in t.records)
         row = Row(trial, len(trials), bad, inside(trials), best_of([t.values()[0] for t in trials]))
         if base is not None and trial is not base:
-            unlike = differing(trial, base)
-            if unlike:
-                flags.append(f"{arm} is not compared with {base.arm}: {unlike}.")
+            unequal = differing(trial, base)
+            if unequal:
+                flags.append(f"{arm} is not compared with {base.arm}: {unequal}.")
             else:
                 row = _compared(row, base, losses)
         rows.append(row)
     flags += _counts(rows, base)
     flags += [flag for row in rows if (flag := _better(row.trial, evidence))]
-    return Verdict(
-        study,
-        ledger.scale,
-        rows,
-        flags,
-        [(claim, claim.rule(evidence)) for claim in study.claims],
-        losses,
-    )
+    findings = [(claim, claim.rule(evidence)) for claim in study.claims]
+    return Verdict(study, ledger.scale, rows, flags, findings, losses)
+
+
+def _incomplete(ledger: Ledger, evidence: Evidence, known: int) -> list[str]:
+    """Flags for files that do not belong to the study, and for cells without a file."""
+    flags = []
+    foreign = len(evidence.done) - known
+    if foreign:
+        flags.append(
+            f"{foreign} files in {ledger.out} are of other settings than the study's, and are left "
+            "out."
+        )
+    missing = sum(evidence.done.of(cell) is None for cell in evidence.cells)
+    if missing:
+        flags.append(f"{missing} cells are not run yet.")
+    return flags
 
 
 def _mixed(records: Iterable[Record]) -> list[str]:
-    """Runs that come from several devices or revisions of the source can differ in their
-    rounding."""
+    """Flags for runs of several devices or revisions of the source, whose rounding can differ."""
     environments = [record.environment for record in records]
     flags = []
     for what, key in (("devices", "device"), ("revisions of the source", "revision")):
@@ -202,40 +250,32 @@ def _mixed(records: Iterable[Record]) -> list[str]:
 
 
 def _compared(row: Row, base: Trial, losses: Iterable[str]) -> Row:
+    """The row with its differences to the baseline."""
     found = {key: d for key in losses if (d := difference(row.trial, base, key)) is not None}
-    level = base.mean()
-    reached = [_steps(record, level) for record in row.trial.records if record.good]
-    steps = (
-        statistics.fmean(s for s in reached if s is not None)
-        if reached and None not in reached
-        else None
-    )
-    return Row(row.trial, row.trials, row.bad, row.inside, row.best_of, found, steps)
-
-
-def _steps(record: Record, level: float) -> float | None:
-    return steps_to(*record.curves["val_loss"], level)
+    curves = [record.curves["val_loss"] for record in row.trial.records if record.good]
+    reached = [steps_to(steps, losses, base.mean()) for steps, losses in curves]
+    in_all = [steps for steps in reached if steps is not None]
+    mean = statistics.fmean(in_all) if in_all and len(in_all) == len(reached) else None
+    return replace(row, differences=found, steps_to=mean)
 
 
 def differing(trial: Trial, base: Trial) -> str:
-    """What else than the method differs between two arms: their budget or their data."""
-    mine, theirs = trial.cells[0].config, base.cells[0].config
-    unlike = [
-        f"{key} {mine.flat()[key]} against {theirs.flat()[key]}"
-        for key in BUDGET
-        if mine.flat()[key] != theirs.flat()[key]
+    """In words, what differs between two arms beside the method: their budget or their data."""
+    mine, theirs = trial.config.flat(), base.config.flat()
+    found = [
+        f"{key} {mine[key]} against {theirs[key]}" for key in BUDGET if mine[key] != theirs[key]
     ]
     digests = [
         {r.environment.get("data", {}).get("digest") for r in t.records} for t in (trial, base)
     ]
     if digests[0] != digests[1]:
-        unlike.append("other data")
-    return ", ".join(unlike)
+        found.append("other data")
+    return ", ".join(found)
 
 
 def inside(trials: list[Trial]) -> str:
-    """Whether the best trial lies inside the grid, for every setting of which three or more values
-    were tried."""
+    """In words, whether the best trial lies inside the grid, for every setting of which three or
+    more values were tried."""
     best = min(trials, key=Trial.mean, default=None)
     if best is None or not math.isfinite(best.mean()):
         return "none finished"
@@ -250,15 +290,17 @@ def inside(trials: list[Trial]) -> str:
 
 
 def _counts(rows: list[Row], base: Trial | None) -> list[str]:
+    """Flags for unequal numbers of trials, for a single seed, and for runs that diverged or
+    failed."""
     flags = []
-    for row in rows:
-        if base is not None and row.trial is base:
-            others = [r for r in rows if r.differences and r.trials != row.trials]
-            if others:
-                counts = ", ".join(f"{r.arm} {r.trials}" for r in others)
-                flags.append(f"Trials are not equal: {base.arm} had {row.trials}, {counts}.")
-    if base is not None and len(base.seeds) == 1:
-        flags.append("One seed gives no interval: differences are of single runs.")
+    if base is not None:
+        trials = next(row.trials for row in rows if row.trial is base)
+        others = [row for row in rows if row.differences and row.trials != trials]
+        if others:
+            counts = ", ".join(f"{row.arm} {row.trials}" for row in others)
+            flags.append(f"Trials are not equal: {base.arm} had {trials}, {counts}.")
+        if len(base.seeds) == 1:
+            flags.append(ONE_SEED)
     bad = sum(row.bad for row in rows)
     if bad:
         flags.append(
@@ -268,17 +310,15 @@ def _counts(rows: list[Row], base: Trial | None) -> list[str]:
 
 
 def _better(chosen: Trial, evidence: Evidence) -> str | None:
+    """A flag for an arm of which a trial with fewer seeds did better."""
     found = evidence.better(chosen)
     if found is None:
         return None
     trial, ahead = found
-    stands = (
-        f"{chosen.arm} is compared by {chosen.cells[0].trial}, which has the most seeds "
-        f"({len(chosen.seeds)})"
-    )
     return (
-        f"{stands}; {trial.cells[0].trial} ended {ahead:.4f} lower with the {len(trial.seeds)} "
-        "it has."
+        f"{chosen.arm} is compared by {chosen.settings}, which has the most seeds "
+        f"({len(chosen.seeds)}); {trial.settings} ended {ahead:.4f} lower with the "
+        f"{len(trial.seeds)} it has."
     )
 
 
@@ -319,65 +359,4 @@ def _where(row: Row) -> str:
 
 
 def _method(row: Row) -> str:
-    return row.trial.cells[0].config.optim.optimizer
-
-
-def _number(value: float, digits: int = 4) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "diverged"
-
-
-def lines(verdict: Verdict) -> Iterable[str]:
-    """The verdict as text."""
-    yield from verdict.sentences()
-    if verdict.rows:
-        yield ""
-        yield from columns([verdict.headings(), *verdict.table()])
-        curves = [
-            [
-                row.arm,
-                *(_number(row.best_of[k - 1]) if k <= row.trials else "-" for k in (1, 3, 6, 9)),
-            ]
-            for row in verdict.rows
-        ]
-        if any(row.trials > 1 for row in verdict.rows):
-            yield ""
-            yield from columns([["expected best of k trials, k =", "1", "3", "6", "9"], *curves])
-    if verdict.findings:
-        yield ""
-        for claim, finding in verdict.findings:
-            yield f"{finding.outcome.upper():10} {claim.says}"
-            yield f"{'':10} Refuted if {claim.refuted_if}."
-            if finding.numbers:
-                yield f"{'':10} {finding.numbers}"
-    if verdict.study.published:
-        yield ""
-        ours = [
-            [p.what, f"{p.value:g}", "-" if value is None else f"{value:.4f}"]
-            for p, value in verdict.published()
-        ]
-        yield from columns([["published", "paper", "here"], *ours])
-        yield f"What differs here: {verdict.study.differs.get(verdict.scale, '')}."
-    if verdict.flags:
-        yield ""
-        yield from (f"Note: {flag}" for flag in verdict.flags)
-
-
-def columns(table: list[list[str]]) -> list[str]:
-    """A table as lines, each column as wide as it must be."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
-
-
-def config_of(record: Record) -> Config:
-    """The config that a record stores."""
-    kept = Config().flat()
-    return Config().with_(
-        **{
-            key: tuple(v) if isinstance(v, list) else v
-            for key, v in record.config.items()
-            if key in kept
-        }
-    )
+    return row.trial.config.optim.optimizer

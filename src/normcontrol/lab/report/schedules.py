@@ -1,5 +1,5 @@
-"""A plan drawn before GPU time is spent on it: the learning rate, the target ratio r_t and the rate
-k_t at every step."""
+"""The schedules of a run before it is run: the learning rate, the target ratio r_t and the rate k_t
+at every step, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from normcontrol.lab.training import optimizers as optim
 from normcontrol.lab.training.config import Config, check
+from normcontrol.lab.training.optimizers import is_controlled, known_name, lr_at, target_at
 
 
 def values(config: Config, step: int) -> tuple[float, float | None, float | None]:
-    """(lr, r_t, k_t) at a step. Decay is the same controller with a ratio of 0; None where there is
-    neither."""
-    o, lr = config.optim, optim.lr_at(config, step)
-    if optim.is_controlled(o):
-        return lr, optim.target_at(o, step), o.rate
-    if optim.known_name(o.optimizer) == "AdamC":
+    """(lr, r_t, k_t) at a step. Weight decay is control with a ratio of 0. An optimizer that does
+    neither has None for the last two."""
+    o, lr = config.optim, lr_at(config, step)
+    if is_controlled(o):
+        return lr, target_at(o, step), o.rate
+    if known_name(o.optimizer) == "AdamC":
         return lr, 0.0, o.weight_decay * lr**2 / o.lr
-    return (
-        (lr, 0.0, lr * o.weight_decay) if "W" in optim.known_name(o.optimizer) else (lr, None, None)
-    )
+    return (lr, 0.0, lr * o.weight_decay) if "W" in known_name(o.optimizer) else (lr, None, None)
 
 
-def table(config: Config) -> list[tuple[str, ...]]:
-    """The plan at some telling steps."""
+def rows(config: Config) -> list[tuple[str, ...]]:
+    """The schedules at the ends of warm-up and ramp, and at every tenth of the run."""
     check(config)
     steps, o = config.run.steps, config.optim
-    telling = sorted(
+    shown = sorted(
         {
             1,
             min(o.warmup or 1, steps),
@@ -38,12 +36,12 @@ def table(config: Config) -> list[tuple[str, ...]]:
     )
     return [
         (f"{step:,}", *("-" if v is None else f"{v:.4g}" for v in values(config, step)))
-        for step in telling
+        for step in shown
     ]
 
 
 def draw(config: Config, path: Path) -> None:
-    """Three panels over the whole run."""
+    """Draw the three schedules over the whole run."""
     check(config)
     grid = sorted({max(1, round(i * config.run.steps / 500)) for i in range(501)})
     lines = list(zip(*(values(config, step) for step in grid), strict=True))

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from normcontrol.lab.study import records as results
+from normcontrol.lab.studies.opening import begin
 from normcontrol.lab.study.cells import identity
-from normcontrol.lab.study.ledger import begin
+from normcontrol.lab.study.records import summarise
 
 
 class Pretended:
-    """The claims study, at small scale unless told otherwise, with results by a formula."""
+    """The claims study, at small scale by default, with results by a formula."""
 
     def __init__(self, corpus, tmp_path, best_decay=0.3, best_lr=2e-3, scale="small", control=None):
         self.ledger = begin(tmp_path / "out", "claims", scale, str(corpus))
@@ -42,7 +42,7 @@ class Pretended:
                 {"step": 1500, "val_loss": 4 + 0.1 * sum(map(abs, away)), "ratio": 2.0},
             ]
             self.done.add(
-                results.summarise(
+                summarise(
                     identity(cell.config, self.ledger.data_of(cell.config)),
                     cell.config,
                     {},

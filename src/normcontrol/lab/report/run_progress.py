@@ -1,7 +1,7 @@
-"""The live display: one line for each arm, with step, loss, norm ratio against target, tokens a
-second and time left.
+"""The progress of runs: one line a run, with step, loss, norm ratio and target, tokens a second and
+time left.
 
-On a terminal the lines move; in a log, a plain line is printed every few seconds.
+On a terminal the lines are updated in place; elsewhere a line is printed every few seconds.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from normcontrol.lab.training.loop import Status
 from normcontrol.lab.training.parallel import is_first
 
 QUIET = 10.0
-"""Seconds between lines in a log."""
+"""Seconds between printed lines, where the output is not a terminal."""
 
 
 class Board:
-    """Shows the arms of an experiment as they train."""
+    """Shows runs while they train."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(quiet=not is_first())
-        self.arms: dict[
-            str, tuple[Status | None, float, int]
-        ] = {}  # the last status, when the arm started, and at which step
+        # For each run: its last status, when it was first seen, and at which step.
+        self.runs: dict[str, tuple[Status | None, float, int]] = {}
         self.live = (
             Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
         )
@@ -50,16 +49,16 @@ class Board:
             self.live.stop()
 
     def plan(self, *names: str) -> None:
-        """Name the arms to come, so that they have their lines from the start."""
+        """Give the runs to come their lines from the start."""
         for name in names:
-            self.arms.setdefault(name, (None, time.monotonic(), 0))
+            self.runs.setdefault(name, (None, time.monotonic(), 0))
 
     def show(self, name: str, status: Status) -> None:
-        """Take note of an arm's status."""
-        before, started, first = self.arms.get(name, (None, time.monotonic(), 0))
+        """Show the status of a run."""
+        before, started, first = self.runs.get(name, (None, time.monotonic(), 0))
         if before is None:
             started, first = time.monotonic(), status.step
-        self.arms[name] = (status, started, first)
+        self.runs[name] = (status, started, first)
         if self.live:
             self.live.update(self._table())
         elif time.monotonic() - self._printed > QUIET or status.step == status.steps:
@@ -70,11 +69,11 @@ class Board:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for column in ("arm", "", "step", "loss", "norm ratio", "validation", "speed", "left"):
+        for column in ("run", "", "step", "loss", "norm ratio", "validation", "speed", "left"):
             table.add_column(
-                column, no_wrap=True, justify="left" if column in ("arm", "") else "right"
+                column, no_wrap=True, justify="left" if column in ("run", "") else "right"
             )
-        for name, (status, started, first) in self.arms.items():
+        for name, (status, started, first) in self.runs.items():
             if status is None:
                 table.add_row(name, ProgressBar(total=1, completed=0, width=20), *["-"] * 6)
             else:
@@ -97,8 +96,8 @@ def _cells(status: Status, left: str) -> tuple[str, ...]:
 
 
 def _left(status: Status, started: float, first: int) -> str:
-    """Time left, by the mean speed since the first status seen: evaluation and checkpoints
-    count."""
+    """The time left, by the mean speed since the first status, evaluations and checkpoints
+    included."""
     done = status.step - first
     if status.step == status.steps:
         return "done"

@@ -1,7 +1,7 @@
-"""A study as it runs: a table of trials by seeds that fills in on a terminal, a line for each
-finished cell in a log.
+"""The progress of a study: on a terminal a table of trials by seeds, elsewhere a line for each
+finished cell.
 
-Without rich, it is lines everywhere.
+Without the package rich it prints lines on a terminal too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Lines:
         pass
 
     def show(self, label: str, status: Status) -> None:
-        """A running cell's status."""
+        """Show the status of a running cell."""
 
     def finished(self, cell: Cell, record: Record, done: int, wanted: int) -> None:
+        """Show the result of a cell."""
         minutes = (time.monotonic() - self.started) / 60
         print(
             f"{minutes:5.1f} min  {done}/{wanted}  {cell.label}: {_outcome(record)}, "
@@ -45,19 +46,19 @@ class Lines:
         )
 
 
-class Live(Lines):
-    """The table on a terminal."""
+class LiveTable(Lines):
+    """A table of results, updated in place."""
 
     def __init__(self) -> None:
         super().__init__()
-        from rich.live import Live as RichLive
+        from rich.live import Live
 
         self.rows: dict[str, dict[int, str]] = {}
         self.running: dict[str, Status] = {}
         self.count = (0, 0)
-        self.live: Any = RichLive(refresh_per_second=4)
+        self.live: Any = Live(refresh_per_second=4)
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> LiveTable:
         self.live.start()
         return self
 
@@ -105,11 +106,11 @@ class Live(Lines):
         return table
 
 
-def board() -> Lines:
-    """What fits where the output goes."""
+def progress() -> Lines:
+    """The display that fits the output."""
     if sys.stdout.isatty():
         try:
-            return Live()
+            return LiveTable()
         except ImportError:
             pass
     return Lines()

@@ -1,4 +1,5 @@
-"""The four panels of the paper's Figure 3, and its Figure 1, as PNG and PDF."""
+"""Figures as PNG and PDF: the four panels of the paper's Figure 3, and the schedules of its
+Figure 1. It draws curves and does not know studies."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ Series = Mapping[int, float]
 """Values at steps."""
 
 MEASURED = ("loss", "val_loss", "ratio")
-"""What a run must have measured to be drawn."""
+"""The curves of a run that are drawn."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What one arm did, run by run."""
+    """The curves of one arm, run by run."""
 
     name: str
     runs: Mapping[int, Mapping[str, Series]]
@@ -36,8 +37,7 @@ class Curve:
         return [measured[key] for measured in self.runs.values()]
 
     def less(self, base: Curve) -> list[Series]:
-        """The validation loss minus that of another arm's run with the same seed, for the seeds
-        that both have."""
+        """The validation loss minus that of another arm, for each seed that both have."""
         pairs = [
             (self.runs[seed]["val_loss"], base.runs[seed]["val_loss"])
             for seed in self.runs
@@ -90,8 +90,8 @@ def norm_ratio(ax: Axes, curves: list[Curve]) -> None:
 PANELS: tuple[Panel, ...] = (train_loss, val_loss, val_difference, norm_ratio)
 
 
-def figures(curves: list[Curve], *paths: Path) -> None:
-    """All four panels in one picture, written once for each path: .png for screens, .pdf for
+def draw(curves: list[Curve], *paths: Path) -> None:
+    """Draw all four panels in one picture, and write it to each path: .png for screens, .pdf for
     papers."""
     with matplotlib.rc_context(_style("#222222", "#cccccc")):
         figure = Figure(figsize=(11, 7.2), layout="constrained")
@@ -107,8 +107,8 @@ def figures(curves: list[Curve], *paths: Path) -> None:
         _save(figure, paths)
 
 
-def schedules(*paths: Path) -> None:
-    """The paper's Figure 1: the ratio r_t under weight decay, and one that grows to 2 and stays."""
+def draw_figure_1(*paths: Path) -> None:
+    """Draw the paper's Figure 1: the ratio r_t under weight decay, and one that grows to 2."""
     with matplotlib.rc_context(_style("#222222", "#cccccc")):
         figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         ax = figure.subplots()
@@ -170,7 +170,7 @@ def _together(runs: Sequence[Series]) -> dict[int, list[float]]:
 
 
 def _with_range(ax: Axes, runs: Sequence[Series], index: int) -> None:
-    """The mean over seeds as a line, and from the lowest to the highest run as a band."""
+    """Draw the mean over seeds as a line, and a band from the lowest to the highest run."""
     values = _together(runs)
     steps, colour = list(values), _colour(index)
     ax.plot(
@@ -203,7 +203,7 @@ def _smoothed(series: Series) -> Series:
 
 
 def _zoom(ax: Axes, shown: Sequence[Series]) -> None:
-    """Show the part of the losses that matters: the steep start would flatten all the rest."""
+    """Leave the steep start of the losses out of the picture: it would flatten all the rest."""
     finite = np.asarray([v for series in shown for v in series.values() if np.isfinite(v)])
     if len(finite) > 10:
         low, high = float(finite.min()), float(np.quantile(finite, 0.9))

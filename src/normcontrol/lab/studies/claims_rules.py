@@ -1,5 +1,5 @@
-"""The claims about weight norm control, each with the rule that refutes it. Rules look at runs;
-they do not choose them."""
+"""The claims that the study ``claims`` tests, each with the rule that decides it. A rule reads the
+results of runs; which runs are made is decided in ``claims.py``."""
 
 from __future__ import annotations
 
@@ -16,41 +16,35 @@ from normcontrol.lab.study.claims import (
     REFUTED,
     SUPPORTED,
     Claim,
-    Evidence,
     Finding,
-    Trial,
-    difference,
-    edges_of,
     lower,
 )
+from normcontrol.lab.study.evidence import Evidence, Trial, difference, edges_of
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.statistics import lowest_point, paired
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.model import GPT, INIT_STD
 
 ADAMW, ADAMWN, SCALED, ADAMC = "AdamW", "AdamWN", "AdamW from scaled weights", "AdamC"
-HELD, RATE, TENSOR = (
-    "AdamWN from scaled weights",
-    "AdamWN, other rates",
-    "AdamWN, a norm for each tensor",
-)
-LAYERNORM, OFFSET, FEWER = (
-    "AdamWN, LayerNorm too",
-    "AdamWN, constant learning rate",
-    ", fewer steps",
-)
+SCALED_ADAMWN = "AdamWN from scaled weights"
+RATE, TENSOR = "AdamWN, other rates", "AdamWN, a norm for each tensor"
+LAYERNORM, OFFSET = "AdamWN, LayerNorm too", "AdamWN, constant learning rate"
+FEWER = ", fewer steps"
+"""The names of the arms; the last is appended to that of an arm."""
 
 PAPERS_GAIN = 0.018
-"""2.902 minus 2.884: what the paper calls substantial is the measure of what is not."""
+"""The difference that the paper calls substantial, 2.902 minus 2.884. Smaller ones count as
+small."""
 
 
 def rate_does_not_matter(evidence: Evidence) -> Finding:
-    trials = sorted(evidence.trials(RATE), key=lambda t: dict(t.cells[0].settings)["rate"])
+    """Compare the lowest and the highest rate with the middle one."""
+    trials = sorted(evidence.trials(RATE), key=lambda t: t.setting("rate"))
     if len(trials) < 3:
         return Finding(NOT_RUN)
     middle = trials[1]
-    found = [(t.cells[0].trial, difference(t, middle)) for t in trials if t is not middle]
-    numbers = f"against {middle.cells[0].trial}: " + "; ".join(
+    found = [(t.settings, difference(t, middle)) for t in trials if t is not middle]
+    numbers = f"against {middle.settings}: " + "; ".join(
         f"{name} {d or 'diverged'}" for name, d in found
     )
     if any(d is None for _, d in found):
@@ -67,16 +61,14 @@ def rate_does_not_matter(evidence: Evidence) -> Finding:
 
 
 def norm_and_learning_rate(evidence: Evidence) -> Finding:
-    """Over the whole grid: the largest ratio between final norms of runs that differ in the
-    learning rate alone."""
+    """Over the whole grid, the largest quotient of the final norms of runs that differ only in the
+    learning rate."""
     spreads = {}
     for arm, fixed in ((ADAMW, "weight_decay"), (ADAMWN, "ratio")):
         groups: dict[Any, list[float]] = {}
         for trial in evidence.trials(arm, "grid"):
             if all(record.good for record in trial.records):
-                groups.setdefault(dict(trial.cells[0].settings)[fixed], []).append(
-                    trial.mean("ratio")
-                )
+                groups.setdefault(trial.setting(fixed), []).append(trial.mean("ratio"))
         spreads[arm] = [max(norms) / min(norms) for norms in groups.values() if len(norms) >= 2]
         if not spreads[arm]:
             return Finding(NOT_RUN)
@@ -85,17 +77,17 @@ def norm_and_learning_rate(evidence: Evidence) -> Finding:
     )
     seeds = min(len(trial.seeds) for arm in spreads for trial in evidence.trials(arm, "grid"))
     numbers = f"largest final norm over smallest, learning rates varied: {numbers}; n = {seeds}"
-    held, free = max(spreads[ADAMWN]), max(spreads[ADAMW])
-    return Finding(REFUTED if held > 1.05 or free < 1.2 else SUPPORTED, numbers)
+    controlled, free = max(spreads[ADAMWN]), max(spreads[ADAMW])
+    return Finding(REFUTED if controlled > 1.05 or free < 1.2 else SUPPORTED, numbers)
 
 
 def offset_law(evidence: Evidence) -> Finding:
-    """C from each trial's own offset, averaged over its seeds: the law says that it is the same for
-    all learning rates and rates."""
+    """Compute C from the offset of each trial, averaged over its seeds. By the law it is the same
+    for all learning rates and rates."""
     constants = {}
     for trial in evidence.trials(OFFSET):
         if found := [_noise_constant(record) for record in trial.records if record.good]:
-            constants[trial.cells[0].trial] = found
+            constants[trial.settings] = found
     if len(constants) < 3:
         return Finding(NOT_RUN)
     means = {name: statistics.fmean(found) for name, found in constants.items()}
@@ -111,8 +103,8 @@ def _from_to(found: list[float]) -> str:
 
 
 def _noise_constant(record: Record) -> float:
-    """A step adds C * lr^2 a weight to the square of the norm, the control takes it back: solve the
-    balance for C."""
+    """Solve the balance of noise and control for C: a step adds C * lr^2 per weight to the square
+    of the norm, and the control takes it away."""
     c = record.config
     steps, ratios = record.curves["ratio"]
     ratio = statistics.fmean(
@@ -123,7 +115,7 @@ def _noise_constant(record: Record) -> float:
 
 
 def initial_square(record: Record) -> float:
-    """The mean square of the initial matrices, by nanoGPT's rule."""
+    """The mean square of the weights of the matrices at the start, by nanoGPT's rule."""
     config = Config().with_(
         **{
             key: value
@@ -142,8 +134,8 @@ def initial_square(record: Record) -> float:
 
 
 def horizon(evidence: Evidence) -> Finding:
-    """How far the best setting moves between the horizons, as a factor of the norm (which goes with
-    the root of the decay)."""
+    """Compare how far the best decay and the best ratio move between the horizons, as factors of
+    the norm. The norm is proportional to the root of the decay."""
     moved: dict[str, dict[int, float]] = {}
     cut_off = []
     for arm, key, power in ((ADAMW, "weight_decay", 0.5), (ADAMWN, "ratio", 1.0)):
@@ -171,7 +163,7 @@ def horizon(evidence: Evidence) -> Finding:
         return Finding(
             NOT_SHOWN,
             f"{numbers}; but a best {cut_off[0]} is at the edge of those tried, so how far it "
-            "moved cannot be told",
+            "moved is not known",
         )
     if found.half is None:
         return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
@@ -179,7 +171,7 @@ def horizon(evidence: Evidence) -> Finding:
 
 
 def _best_setting(trials: list[Trial], key: str, seed: int) -> float:
-    xs = [math.log(dict(t.cells[0].settings)[key]) for t in trials]
+    xs = [math.log(t.setting(key)) for t in trials]
     return lowest_point(xs, [t.values(seeds=[seed])[0] for t in trials])
 
 
@@ -208,7 +200,7 @@ CLAIMS = (
         "same freedom",
         "Started from scaled weights too, AdamWN beats AdamW started from scaled weights.",
         "the interval of the one minus the other lies above zero",
-        lower(HELD, SCALED),
+        lower(SCALED_ADAMWN, SCALED),
     ),
     Claim(
         "norm and learning rate",
@@ -247,8 +239,8 @@ CLAIMS = (
     ),
     Claim(
         "offset",
-        "The held norm exceeds its target by C lr^2 / (2 k rms^2), with one C for all learning "
-        "rates and rates.",
+        "The controlled norm exceeds its target by C lr^2 / (2 k rms^2), with one C for all "
+        "learning rates and rates.",
         "C, solved from runs at three pairs of constant learning rate and rate, differs by more "
         "than a factor of two",
         offset_law,

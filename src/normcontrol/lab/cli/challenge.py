@@ -1,0 +1,109 @@
+"""``normcontrol challenge``: the paper's comparison in one command, run as a study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from normcontrol.lab.cli.flags import PresetName, parse, say, start
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.training.config import Config
+
+if TYPE_CHECKING:
+    from normcontrol.lab.study.ledger import Ledger
+    from normcontrol.lab.study.runner import Outcome
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """Train AdamW, record its norm ratio, train AdamWN at that ratio on the same data, and report.
+
+    The settings below are those of the baseline, and of all arms as far as an arm does not change
+    them.
+    """
+
+    preset: PresetName = "tiny"
+    """Where all other settings start from."""
+    arms: tuple[str, ...] = ("adamwn",)
+    """Challengers. adamwn: at the ratio the baseline ends with; scaled: AdamW started from weights
+    scaled to that norm; adamc: AdamC; or any optimizer. Each may change settings:
+    adamw:weight_decay=0.05 adamwn:ratio=2.4,rate=0.05"""
+    seeds: int = 1
+    """Repeat everything with so many seeds; two and more give intervals."""
+    out: Path | None = None
+    """Folder of the challenge. Given again, a stopped challenge goes on."""
+    config: Config = field(default_factory=Config)
+
+
+def run(args: Sequence[str]) -> int:
+    asked = parse("challenge", Challenge, args, Challenge(config=start("challenge", args)))
+    from normcontrol.lab.studies.opening import open_folder
+    from normcontrol.lab.training.parallel import is_first, leave
+
+    out = asked.out or Path("runs") / f"challenge-{asked.preset}"
+    try:
+        outcome = train(asked, out)
+    finally:
+        leave()
+    if outcome.stopped:
+        say("Stopped, and saved. The same command goes on from there.")
+        return 130
+    if is_first():
+        show(open_folder(out))
+    return 0
+
+
+def train(asked: Challenge, out: Path) -> Outcome:
+    """Run the cells of the challenge that are not finished."""
+    from normcontrol.lab.report.run_progress import Board
+    from normcontrol.lab.studies import challenge
+    from normcontrol.lab.studies.opening import begin, open_folder
+    from normcontrol.lab.study.runner import Runner
+    from normcontrol.lab.training.parallel import join
+
+    device = asked.config.run.device
+    settings = challenge.settings_of(asked.config, asked.arms, asked.seeds)
+    world = join(device)
+    ledger = begin(out, challenge.NAME, "", settings=settings) if world.first else None
+    world.wait()
+    with Board() as board:
+
+        def name(label: str) -> str:
+            return label.removesuffix(" seed=0") if asked.seeds == 1 else label
+
+        if asked.seeds == 1:
+            board.plan(*(arm.name for arm in challenge.all_arms(asked.arms)))
+        return Runner(
+            ledger or open_folder(out),
+            device=device,
+            show=lambda label, status: board.show(name(label), status),
+        ).run()
+
+
+def show(ledger: Ledger) -> None:
+    """Print the table and the verdict, and write the page."""
+    from normcontrol.lab.report import study_page
+    from normcontrol.lab.study.verdict import ONE_SEED, judge
+    from normcontrol.lab.study.verdict_text import columns
+
+    refuse_failures(ledger)
+    page, verdict = study_page.write(ledger, ledger.out), judge(ledger)
+    print("\n".join(["", *columns([verdict.headings(), *verdict.table()]), ""]))
+    print(f"The page with the four panels is {page}.")
+    print("\n".join(verdict.sentences()))
+    for flag in verdict.flags:
+        if flag != ONE_SEED:  # the verdict says so too
+            print(f"Note: {flag}")
+
+
+def refuse_failures(ledger: Ledger) -> None:
+    """Raise an error if a run failed, or if no run of the baseline ended with a norm to use."""
+    done = ledger.results()
+    ended = {cell.label: record for cell in ledger.cells(done) if (record := done.of(cell))}
+    for label, record in ended.items():
+        if record.status == "failed":
+            raise LabError(f"{label} failed: {record.error} The same command tries it again.")
+    if not any(record.good for record in ended.values()):
+        raise LabError(next(iter(ended.values())).error)

@@ -1,0 +1,51 @@
+"""``normcontrol methods``: the published methods in a table, or one of them explained."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from normcontrol.lab.cli.flags import parse
+from normcontrol.lab.errors import LabError
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The published methods that are settings of the controller, in a table."""
+
+    name: tyro.conf.Positional[str] = ""
+    """Explain one of them."""
+
+
+def run(args: Sequence[str]) -> int:
+    asked = parse("methods", Methods, args)
+    from normcontrol.methods import find
+
+    if not asked.name:
+        show_all()
+        return 0
+    try:
+        method = find(asked.name)
+    except ValueError as error:
+        raise LabError(str(error)) from None
+    signature = f"{method.build.__name__}{inspect.signature(method.build)}"
+    print(f"{method.name}: normcontrol.methods.{signature}\n")
+    print(inspect.getdoc(method.build))
+    return 0
+
+
+def show_all() -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from normcontrol.methods import METHODS
+
+    table = Table("method", "scope", "target", "law", "reference", box=None, pad_edge=False)
+    for m in METHODS.values():
+        table.add_row(*map(escape, (m.name, m.scope, m.target, m.law, m.reference)))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)

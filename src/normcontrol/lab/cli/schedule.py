@@ -1,0 +1,37 @@
+"""``normcontrol schedule``: show the schedules of a run before it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from normcontrol.lab.cli.flags import PresetName, parse, start
+from normcontrol.lab.training.config import Config
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Draw the learning rate, the target ratio r_t and the rate k_t of a run before it is run."""
+
+    preset: PresetName = "tiny"
+    """Where all other settings start from."""
+    out: Path = Path("schedule.png")
+    """The picture."""
+    config: Config = field(default_factory=Config)
+
+
+def run(args: Sequence[str]) -> int:
+    asked = parse("schedule", Schedule, args, Schedule(config=start("schedule", args)))
+    from rich.console import Console
+    from rich.table import Table
+
+    from normcontrol.lab.report.schedules import draw, rows
+
+    table = Table("step", "lr", "r_t", "k_t", box=None, pad_edge=False)
+    for row in rows(asked.config):
+        table.add_row(*row)
+    Console().print(table)
+    draw(asked.config, asked.out)
+    print(f"Drawn in {asked.out}.")
+    return 0

@@ -1,0 +1,58 @@
+"""``normcontrol train``: train one model, or go on with a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from normcontrol.lab.cli.flags import PresetName, parse, say, start
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.training.config import Config
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model. Without a flag: the tiny preset, with AdamWN, on the standard library of this
+    Python."""
+
+    preset: PresetName = "tiny"
+    """Where all other settings start from."""
+    out: Path | None = None
+    """Folder of the run; by default a new one under runs/."""
+    resume: Path | None = None
+    """Go on with the run in this folder. It needs nothing else; settings that only change memory or
+    speed may be given."""
+    config: Config = field(default_factory=Config)
+
+
+def run(args: Sequence[str]) -> int:
+    asked = parse("train", Train, args, Train(config=start("train", args)))
+    if "RANK" in os.environ and not (asked.resume or asked.out):
+        raise LabError(
+            "Several processes were started, and each would choose a folder of its own: give one "
+            "as --out."
+        )
+    from normcontrol.lab.report.run_progress import Board
+    from normcontrol.lab.training.loop import train
+    from normcontrol.lab.training.parallel import leave
+    from normcontrol.lab.training.run_folder import free_name
+
+    method = asked.config.optim.optimizer
+    out = asked.resume or asked.out or free_name(Path("runs"), f"{asked.preset}-{method}")
+    try:
+        with Board() as board:
+            finished = train(
+                asked.config,
+                out,
+                resume=bool(asked.resume),
+                display=lambda status: board.show(out.name, status),
+            )
+    finally:
+        leave()
+    if not finished:
+        say(f"Stopped, and saved. Go on with:\n  normcontrol train --resume {out}")
+        return 130
+    say(f"Done: {out}. Text from it with:\n  normcontrol sample {out}")
+    return 0

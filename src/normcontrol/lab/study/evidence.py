@@ -1,0 +1,148 @@
+"""The finished runs of a study, sorted into trials: what verdicts and claims are made from."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from normcontrol.lab.study.cells import Cell
+from normcontrol.lab.study.records import Record, Results
+from normcontrol.lab.study.statistics import Difference, paired
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.optimizers import target_at
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of an arm with its runs, seed by seed."""
+
+    arm: str
+    cells: tuple[Cell, ...]
+    records: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm} {self.settings}".strip()
+
+    @property
+    def settings(self) -> str:
+        """The settings in words."""
+        return self.cells[0].trial
+
+    @property
+    def config(self) -> Config:
+        """The config of the first seed."""
+        return self.cells[0].config
+
+    @property
+    def seeds(self) -> list[int]:
+        return [cell.seed for cell in self.cells]
+
+    def setting(self, key: str) -> float:
+        """The value of one of the settings that the arm tries several values of."""
+        value: float = dict(self.cells[0].settings)[key]
+        return value
+
+    def values(self, key: str = "val_loss", seeds: Iterable[int] | None = None) -> list[float]:
+        wanted = self.seeds if seeds is None else list(seeds)
+        by_seed = {
+            cell.seed: record.value(key)
+            for cell, record in zip(self.cells, self.records, strict=True)
+        }
+        return [by_seed[seed] for seed in wanted]
+
+    def mean(self, key: str = "val_loss") -> float:
+        return statistics.fmean(self.values(key))
+
+    def spread(self, key: str = "val_loss") -> float | None:
+        """The standard deviation over seeds; None for one seed, or if a run diverged."""
+        values = self.values(key)
+        return (
+            statistics.stdev(values)
+            if len(values) > 1 and all(map(math.isfinite, values))
+            else None
+        )
+
+    def target(self) -> float | None:
+        """The target ratio after the last step, averaged over seeds; None without control.
+
+        None too with LayerNorm controlled: the recorded norm is that of the matrices alone, and the
+        target is that of another norm.
+        """
+        configs = [cell.config for cell in self.cells if not cell.config.optim.norm_layers]
+        targets = [target_at(config.optim, config.run.steps) for config in configs]
+        known = [target for target in targets if target is not None]
+        return statistics.fmean(known) if known else None
+
+
+def difference(one: Trial, other: Trial, key: str = "val_loss") -> Difference | None:
+    """The difference of two trials over the seeds that both have; None if there are none, or if one
+    of these runs diverged."""
+    seeds = [seed for seed in one.seeds if seed in other.seeds]
+    values, against = one.values(key, seeds), other.values(key, seeds)
+    if not seeds or any(v == float("inf") for v in (*values, *against)):
+        return None
+    return paired(values, against)
+
+
+def edges_of(trials: list[Trial]) -> dict[str, float] | None:
+    """The settings of the best trial that are the lowest or highest of at least three values tried;
+    None if no setting had three values.
+
+    The best trial is the best in the seeds that all trials have: trials with more seeds are not
+    comparable with trials of fewer.
+    """
+    shared = set.intersection(*(set(t.seeds) for t in trials))
+    best = min(trials, key=lambda t: statistics.fmean(t.values(seeds=shared or t.seeds)))
+    settings = [dict(t.cells[0].settings) for t in trials]
+    tried = {
+        key: sorted({own[key] for own in settings if key in own})
+        for key, _ in best.cells[0].settings
+    }
+    tuned = {key: values for key, values in tried.items() if len(values) >= 3}
+    found = {
+        key: value
+        for key, value in best.cells[0].settings
+        if key in tuned and value in (tuned[key][0], tuned[key][-1])
+    }
+    return found if tuned else None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The cells of a study and their records."""
+
+    cells: list[Cell]
+    done: Results
+
+    def trials(self, arm: str, part: str | None = None) -> list[Trial]:
+        """The trials of an arm that were run, of one part of the study or of all parts."""
+        wanted = [c for c in self.cells if c.arm == arm and part in (None, c.part)]
+        kept: dict[str, Cell] = {}
+        for cell in wanted:  # a run that is in two parts is one run
+            kept.setdefault(cell.label, cell)
+        return [
+            Trial(arm, tuple(c for c, _ in runs), tuple(r for _, r in runs))
+            for runs in self.done.trials(kept.values()).values()
+        ]
+
+    def chosen(self, arm: str, **settings: float) -> Trial | None:
+        """The trial that represents an arm, or its trials with these settings: the one with the
+        most seeds, and of those the one with the lowest loss."""
+        trials = [
+            t for t in self.trials(arm) if settings.items() <= dict(t.cells[0].settings).items()
+        ]
+        return min(trials, key=lambda t: (-len(t.seeds), t.mean())) if trials else None
+
+    def better(self, chosen: Trial) -> tuple[Trial, float] | None:
+        """The trial of the same arm that is furthest below the chosen one in the seeds it has, and
+        by how much. It was not chosen because it has fewer seeds."""
+        found = [
+            (t, d.mean)
+            for t in self.trials(chosen.arm)
+            if t.name != chosen.name and (d := difference(t, chosen)) is not None
+        ]
+        trial, ahead = min(found, key=lambda pair: pair[1], default=(chosen, 0.0))
+        return (trial, -ahead) if ahead < 0 else None

@@ -1,0 +1,69 @@
+"""The table of commands: what is imported when, and what is said when a package is missing."""
+
+import subprocess
+import sys
+
+import pytest
+
+from normcontrol import __version__
+from normcontrol.lab.cli.main import COMMANDS, main
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+CALL = """
+import sys
+from normcontrol.lab.__main__ import main
+sys.argv = ["normcontrol", *{words!r}]
+try:
+    status = main()
+except SystemExit as stop:
+    status = stop.code
+print("LOADED", [name for name in ("torch", "numpy", "tyro", "rich") if name in sys.modules])
+sys.exit(status)
+"""
+
+
+def test_help_imports_none_of_the_packages():
+    done = python(CALL.format(words=["--help"]))
+    assert done.returncode == 0, done.stderr
+    assert "normcontrol COMMAND --help explains each flag" in done.stdout
+    assert "LOADED []" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_does_not_import_torch(command):
+    done = python(CALL.format(words=[command, "--help"]))
+    assert done.returncode == 0, done.stderr
+    assert f"usage: normcontrol {command}" in done.stdout
+    assert "'torch'" not in done.stdout.partition("LOADED")[2]
+
+
+@pytest.mark.parametrize("command", ["train", "study"])
+def test_a_missing_package_is_named_in_a_sentence(command):
+    done = python("import sys\nsys.modules['tyro'] = None\n" + CALL.format(words=[command]))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "normcontrol: The laboratory needs tyro, which is not installed: pip install "
+        "'normcontrol[lab]'.\n"
+    )
+
+
+def test_every_command_is_listed(capsys):
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown and about in shown for name, about in COMMANDS.items())
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"normcontrol {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["--preset", "gpt2"], ["--preset=gpt2"], ["--steps=3", "--preset", "gpt2"]]
+)
+def test_defaults_come_from_the_preset_wherever_it_stands(words, capsys):
+    with pytest.raises(SystemExit):
+        main(["schedule", *words, "--help"])
+    shown = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
+    assert "--width INT Width of the residual stream. (default: 768)" in shown

@@ -1,0 +1,105 @@
+"""The rules of the claims: supported and refuted where they must be, with results by a formula."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from fakes import NOISE, FakeLedger, record
+
+from normcontrol.lab.studies import STUDIES, claims_rules
+from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED
+from normcontrol.lab.study.verdict import judge
+
+
+def claims_outcome(**more):
+    """The claims study with results as the paper would have them, some of them changed."""
+    effects = {
+        claims_rules.ADAMWN: -0.05,
+        claims_rules.SCALED_ADAMWN: -0.07,
+        claims_rules.SCALED: -0.02,
+        claims_rules.ADAMC: -0.03,
+        claims_rules.TENSOR: -0.03,
+        claims_rules.LAYERNORM: 0.0,
+        claims_rules.RATE: -0.05,
+        **more,
+    }
+
+    def of(cell):
+        o = cell.config.optim
+        half = claims_rules.FEWER in cell.arm
+        loss = 4 + (math.log2(o.lr / 3e-3)) ** 2 + NOISE[cell.seed] + half
+        loss += (
+            effects.get(cell.arm.removesuffix(claims_rules.FEWER), 0.0)
+            + 0.1 * NOISE[cell.seed] * len(cell.arm) / 10
+        )
+        best_decay = more.get("best_decay", 1.5) if half else 1.0
+        if o.optimizer == "AdamW":
+            loss += 0.1 * math.log(o.weight_decay / best_decay + 1e-3 * cell.seed) ** 2
+        elif o.optimizer == "AdamWN":
+            loss += 0.1 * math.log((o.ratio or 1) / 5) ** 2
+        if cell.arm == claims_rules.RATE:
+            loss += more.get("rate_effect", 0.0) * abs(math.log10(o.rate / 0.1))
+        ratio = (o.ratio or 1) if o.optimizer == "AdamWN" else 3 * math.sqrt(o.lr / 8e-3)
+        if cell.arm == claims_rules.OFFSET:
+            square = claims_rules.initial_square(record(cell, loss))
+            noise = more.get("noise", lambda o: 1.0)(o)
+            x = ratio  # solve the balance of noise and control by iteration
+            for _ in range(20_000):
+                x = (1 - o.rate) * math.sqrt(x**2 + noise * o.lr**2 / square) + o.rate * ratio
+            made = record(cell, loss, ratio=x, points=7)
+            steps, values = made.curves["ratio"]
+            made.curves["ratio"] = (steps, [x] * len(values))
+            return made
+        if o.optimizer == "AdamWN":
+            ratio *= 1 + more.get("drift", 0.0) * math.log2(o.lr / 3e-3)
+        return record(cell, loss, ratio=ratio)
+
+    return of
+
+
+def findings(**more):
+    verdict = judge(FakeLedger(STUDIES["claims"], claims_outcome(**more)))
+    return {claim.name: finding for claim, finding in verdict.findings}
+
+
+def test_claims_that_hold_are_supported():
+    found = findings()
+    assert {name: f.outcome for name, f in found.items()} == dict.fromkeys(
+        (c.name for c in claims_rules.CLAIMS), SUPPORTED
+    )
+    assert "C = 1.00" in found["offset"].numbers
+
+
+@pytest.mark.parametrize(
+    ("claim", "change"),
+    [
+        ("tuned", {claims_rules.ADAMWN: 0.05}),
+        ("not the start", {claims_rules.SCALED: -0.09}),
+        ("not AdamC", {claims_rules.ADAMC: -0.09}),
+        ("same freedom", {claims_rules.SCALED_ADAMWN: 0.0}),
+        ("norm and learning rate", {"drift": 0.1}),
+        ("rate", {"rate_effect": 0.1}),
+        ("one norm", {claims_rules.TENSOR: -0.2}),
+        ("LayerNorm", {claims_rules.LAYERNORM: -0.2}),
+        ("offset", {"noise": lambda o: o.rate}),
+    ],
+)
+def test_claims_that_do_not_hold_are_refuted(claim, change):
+    assert findings(**change)[claim].outcome == REFUTED
+
+
+def test_a_best_decay_at_the_edge_of_the_grid_says_nothing_about_the_horizon():
+    assert findings(best_decay=10.0)["horizon"].outcome == SUPPORTED  # lower decays are tried
+    found = findings(best_decay=1000.0)["horizon"]
+    assert found.outcome == NOT_SHOWN
+    assert "a best weight_decay is at the edge of those tried" in found.numbers
+
+
+def test_claims_without_runs_are_not_run_and_with_one_seed_not_shown():
+    verdict = judge(FakeLedger(STUDIES["claims"], lambda cell: None))
+    assert {finding.outcome for _, finding in verdict.findings} == {NOT_RUN}
+    small = judge(FakeLedger(STUDIES["claims"], claims_outcome(), scale="small"))
+    by = {claim.name: finding for claim, finding in small.findings}
+    assert by["rate"].outcome == by["horizon"].outcome == NOT_SHOWN
+    assert "one seed has no interval" in by["rate"].numbers

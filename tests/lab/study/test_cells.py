@@ -1,0 +1,34 @@
+"""Cells: identified by what they compute, and grids of them with paired seeds."""
+
+from __future__ import annotations
+
+from normcontrol.lab.study.cells import Data, grid, identity
+from normcontrol.lab.training.config import Config
+
+DATA = Data("digest")
+
+
+def test_a_cell_is_what_it_computes_and_nothing_else():
+    config = Config()
+    same = config.with_(
+        micro_batch=1, device="cpu", compile=False, checkpoint_every=0, data="elsewhere"
+    )
+    assert identity(config, DATA) == identity(same, DATA)
+    others = [
+        config.with_(lr=2e-3),
+        config.with_(init_seed=1),
+        config.with_(scope="tensor"),
+        config.with_(eval_every=7),
+    ]
+    names = {
+        identity(config, DATA),
+        identity(config, Data("other")),
+        identity(config, Data("digest", {"owt": "x"})),
+    }
+    assert len(names | {identity(other, DATA) for other in others}) == 7
+
+
+def test_a_grid_is_every_combination_with_paired_seeds():
+    cells = grid("A", Config(), lr=[1e-3, 2e-3], weight_decay=[0.1, 0.2], seeds=[0, 5])
+    assert len({cell.label for cell in cells}) == 8
+    assert all(c.config.model.init_seed == c.config.data.data_seed == c.seed for c in cells)

@@ -1,0 +1,55 @@
+"""Replays: the same bits on a CPU, the noise of seeds on a GPU."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import fakes
+import pytest
+
+from normcontrol.lab.cli.main import main
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.study import records
+from normcontrol.lab.study.cells import grid
+from normcontrol.lab.study.evidence import Evidence
+from normcontrol.lab.study.replay import Comparison, seed_noise
+from normcontrol.lab.training.config import Config
+
+
+def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_path, capsys):
+    out = tmp_path / "out"
+    main(["study", study, "--out", str(out), "--device", "cpu", "--only", "weight_decay=0.1"])
+    assert main(["study", "--replay", str(out), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("the same, bit for bit") == 2
+    assert "All are what they were." in said
+    path = sorted((out / "cells").glob("*.jsonl"))[0]
+    record = records.read(path)
+    assert (
+        str(Path(record.config["data"]).parent) == "."
+    )  # a record names its data without the folder on this machine
+    record.final["val_loss"] += 1e-12
+    records.write(out, record, "x")
+    assert main(["study", "--replay", str(out), "--device", "cpu", "--workers", "2"]) == 1
+    said = capsys.readouterr().out
+    assert said.count("the same, bit for bit") == 1  # workers have other numbers of threads
+    assert "another result, -1.00e-12 in validation loss" in said
+    assert main(["study", "--replay", str(out), "--limit-minutes", "1"]) == 1
+    assert (
+        "A replay is of what its folder says, on this machine and to its end"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_replay_on_a_gpu_is_compared_with_the_noise_of_seeds():
+    cells = grid("A", Config(), seeds=[0, 1])
+    before = [fakes.record(cell, loss) for cell, loss in zip(cells, (3.0, 3.02), strict=True)]
+    done = records.Results(lambda config: fakes.DATA, before)
+    noise = seed_noise(Evidence(cells, done))
+    assert noise == pytest.approx(0.02 / 2**0.5)
+    assert Comparison("A", before[0], fakes.record(cells[0], 3.02), noise).same
+    assert not Comparison("A", before[0], fakes.record(cells[0], 3.05), noise).same
+    assert not Comparison("A", before[0], fakes.record(cells[0], math.inf), noise).same
+    with pytest.raises(LabError, match="No trial has several seeds"):
+        seed_noise(Evidence(cells[:1], done))
