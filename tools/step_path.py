@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class StepPath(NamedTuple):
     @property
     def changes(self) -> int:
         files = [file for file, _ in self.calls]
-        return sum(a != b for a, b in zip(files, files[1:], strict=False))
+        return sum(a != b for a, b in pairwise(files))
 
     def __str__(self) -> str:
         return f"{self.files} files, {self.changes} changes of file, {len(self.calls)} calls"
