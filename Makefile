@@ -38,6 +38,7 @@ docs: $(READY)  ## the documentation as a site, in site/; a broken link is an er
 
 figures: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python docs/figures/make_figures.py
+	$(BIN)/python docs/figures/make_flow.py
 	$(BIN)/python examples/quickstart.py --figure docs/figures/quickstart.png
 	$(BIN)/python examples/grokking.py --figure docs/figures/grokking.png
 	$(BIN)/python docs/make_results.py

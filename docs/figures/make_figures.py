@@ -388,50 +388,6 @@ def methods() -> None:
     save(figure, "methods.png")
 
 
-def flow() -> None:
-    """How a step goes through the code: what is done, and the file that does it."""
-    figure, ax = plt.subplots(figsize=(9, 3))
-    boxes = [
-        ("the optimizer's\nown step", "any of torch's", GREY, ""),
-        ("measure", "scope.py", BLUE, "||θ||"),
-        ("target", "schedule.py", BLUE, "$r_t$ ||θ$_0$||"),
-        ("law", "law.py", BLUE, "$1 - k_t\\,(1 - $target$/$norm$)$"),
-        ("apply", "scope.py", BLUE, "scale · θ"),
-        ("norms()\nreport()", "sets.py, report.py", GREY, ""),
-    ]
-    for i, (what, where, colour, formula) in enumerate(boxes):
-        middle = i * 1.75 + 0.72
-        ax.add_patch(
-            plt.Rectangle((i * 1.75, 0), 1.44, 1.1, facecolor="white", edgecolor=colour, lw=2)
-        )
-        ax.text(middle, 0.7, what, ha="center", va="center", weight="bold", size=10)
-        ax.text(middle, 0.22, where, ha="center", va="center", color="#555555", size=9)
-        ax.text(middle, -0.3, formula, ha="center", color=colour, size=9.5)
-        if i:
-            ax.annotate(
-                "",
-                (i * 1.75, 0.55),
-                (i * 1.75 - 0.31, 0.55),
-                arrowprops={"arrowstyle": "->", "lw": 1.5},
-            )
-    ax.annotate(
-        "",
-        (8.55, 1.35),
-        (1.65, 1.35),
-        arrowprops={"arrowstyle": "|-|", "color": BLUE, "mutation_scale": 3},
-    )
-    ax.text(
-        5.1,
-        1.5,
-        "control_ in control.py: the one place that scales weights",
-        ha="center",
-        color=BLUE,
-    )
-    ax.set(xlim=(-0.1, 10.3), ylim=(-0.5, 1.75))
-    ax.axis("off")
-    save(figure, "flow.png")
-
-
 if __name__ == "__main__":
-    for make in (figure_1, schedules, idea, laws, rate, scopes, bf16, methods, flow):
+    for make in (figure_1, schedules, idea, laws, rate, scopes, bf16, methods):
         make()
