@@ -25,6 +25,7 @@ CORE = [
     "tests/test_adamw_equality.py",
     "tests/test_amp_compile.py",
     "tests/test_contract.py",
+    "tests/test_contract_numbers.py",
     "tests/test_law.py",
     "tests/test_reference.py",
     "tests/test_schedule.py",
@@ -35,8 +36,10 @@ CORE = [
     "tests/methods",
     "tests/predict",
     "tests/steppers/test_folded.py",
-    "tests/weights/test_rounding.py",
-    "tests/watch/test_telemetry.py",
+    "tests/weights",
+    "tests/watch/test_average.py",
+    "tests/watch/test_report.py",
+    "tests/watch/test_trace.py",
 ]
 """The tests that need nothing but torch and the packages below."""
 
