@@ -36,7 +36,9 @@ CORE = [
     "tests/predict",
     "tests/steppers/test_folded.py",
     "tests/weights/test_rounding.py",
-    "tests/watch/test_telemetry.py",
+    "tests/watch/test_average.py",
+    "tests/watch/test_report.py",
+    "tests/watch/test_trace.py",
 ]
 """The tests that need nothing but torch and the packages below."""
 
