@@ -133,11 +133,14 @@ def _train(
     # it was scaled.
     model = GPT.initialised(config.model, data.padded(dataset.vocab))
     initial_norm = weight_norm(model)
-    if config.model.init_scale != 1:
-        torch._foreach_mul_([p.data for p in model.matrices()], config.model.init_scale)
+    scaled = config.model.init_scale
+    if config.model.init_gain is not None:
+        scaled = optim.gain_norm(config.model.init_gain, model.matrices()) / initial_norm
+    if scaled != 1:
+        torch._foreach_mul_([p.data for p in model.matrices()], scaled)
     model = warm.place(model, device) if world.size == 1 else model.to(device)
     parallel.shard(model, world, config.run.parallel, dtype, device)
-    optimizers = optim.build(config, model)
+    optimizers = optim.build(config, model, scaled)
 
     # Resume: weights, optimizer and position from the newest checkpoint; metrics cut back to it.
     first, skipped, logged = 1, 0, 0
@@ -258,7 +261,7 @@ def _train(
         if step % config.run.log_every == 0 or last:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
-            target = optim.target_at(config.optim, step)
+            target = optim.target_ratio(config.optim, step, model.matrices(), initial_norm)
             aim = (
                 {} if target is None else {"ratio/target": target}
             )  # trackers draw the ratio against it
