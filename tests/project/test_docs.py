@@ -149,16 +149,15 @@ def test_the_benchmark_runs(tmp_path):
 
 def test_the_figures_are_those_the_script_makes():
     script = (ROOT / "docs/figures/make_figures.py").read_text()
-    made = (
-        set(re.findall(r'save\(figure, "([\w.]+)"\)', script))
-        | {
-            "quickstart.png",
-            "demo.png",
-            "predict.png",
-            "predict_small.png",
-            "grokking.png",
-        }
-    )  # these are made by make quickstart, make demo, benchmarks/predict.py and examples/grokking.py
+    made = set(re.findall(r'save\(figure, "([\w.]+)"\)', script)) | {
+        "quickstart.png",
+        "demo.png",
+        "predict.png",
+        "predict_small.png",
+        "grokking.png",
+        "transfer.png",
+    }  # these are made by make quickstart, make demo, benchmarks/predict.py, examples/grokking.py
+    # and docs/figures/make_transfer.py
     assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made
 
 
@@ -184,3 +183,10 @@ def test_the_predictions_page_has_the_tables_of_its_results(scale, monkeypatch):
 
     result = json.loads((ROOT / f"results/predict_{scale}.json").read_text())
     assert predict.table(result) in (ROOT / "docs/predict.md").read_text()
+
+
+def test_the_page_of_transfer_has_the_table_of_its_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+    import make_transfer
+
+    assert make_transfer.table(make_transfer.evidence()) in (ROOT / "docs/transfer.md").read_text()

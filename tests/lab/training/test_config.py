@@ -5,7 +5,10 @@ import pytest
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.training import metrics
 from normcontrol.lab.training.config import PRESETS, Config, check, differences, preset
+from normcontrol.lab.training.loop import train, weight_norm
+from normcontrol.lab.training.model import GPT
 
 
 def test_a_config_comes_back_from_its_file(tmp_path):
@@ -83,12 +86,83 @@ def test_the_help_of_a_command_explains_its_flags(capsys):
             {"schedule": "wsd", "decay": 0.0},
             "decay=0.0: it is the fraction of the steps in which wsd lowers the learning rate.",
         ),
+        ({"gain": 0.0}, "gain=0.0: it must be above 0 and finite."),
+        ({"init_gain": float("inf")}, "init_gain=inf: it must be above 0 and finite."),
+        (
+            {"init_gain": 0.8, "init_scale": 2.0},
+            "init_gain=0.8 and init_scale=2.0 both set the norm of the initial weights. Give one "
+            "of them.",
+        ),
+        (
+            {"gain": 0.8, "ratio": 2.0},
+            "gain=0.8 and ratio=2.0 are two targets for the same norm. Give one of them.",
+        ),
+        ({"gain": 0.8, "scope": "tensor"}, "gain is the target of the joint norm"),
+        (
+            {"hidden_only": True, "optimizer": "AdamW"},
+            "hidden_only needs optimizer=AdamWN, and norm_layers off.",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_run_is_refused_with_the_reason(changes, sentence):
     with pytest.raises(LabError) as error:
         check(preset("tiny").with_(**changes))
     assert sentence in str(error.value)
+
+
+def finals(config, folder):
+    assert train(config, folder)
+    last: dict[str, float] = {}
+    for line in metrics.read(folder):
+        last |= line
+    return metrics.read(folder)[0], last
+
+
+def gain_at(ratio, config):
+    """The gain of all matrices, from the ratio to the norm of the same model as initialised."""
+    model = GPT.initialised(config.model, 320)  # bytes, padded to a multiple of 64
+    rows = sum(p.shape[0] for p in model.matrices())
+    return ratio * weight_norm(model) / rows**0.5
+
+
+def test_gains_set_the_norm_at_the_start_and_all_along(config, tmp_path):
+    started = config.with_(init_gain=0.7, optimizer="AdamW", steps=3)
+    first, _ = finals(started, tmp_path / "started")
+    assert gain_at(first["ratio"], started) == pytest.approx(0.7)
+    controlled = started.with_(optimizer="AdamWN", gain=0.9, rate=1.0)
+    first, last = finals(controlled, tmp_path / "controlled")
+    assert gain_at(first["ratio"], controlled) == pytest.approx(0.7)
+    assert gain_at(last["ratio"], controlled) == pytest.approx(0.9)
+    assert last["ratio/target"] == pytest.approx(last["ratio"])
+    wrapped = controlled.with_(optimizer="SGD")
+    _, last = finals(wrapped, tmp_path / "wrapped")
+    assert gain_at(last["ratio"], wrapped) == pytest.approx(0.9)
+
+
+def test_a_ratio_is_of_the_norm_before_init_gain(config, tmp_path):
+    run = config.with_(init_gain=0.7, optimizer="AdamWN", ratio=2.0, ramp=0, rate=1.0, steps=3)
+    _, last = finals(run, tmp_path / "run")
+    assert last["ratio"] == pytest.approx(2.0)
+
+
+def test_hidden_only_leaves_embeddings_free(config, tmp_path):
+    run = config.with_(optimizer="AdamWN", gain=0.6, hidden_only=True, rate=1.0, steps=3)
+    _, last = finals(run, tmp_path / "run")
+    norms = {key: value for key, value in last.items() if key.startswith("norm/")}
+    free = {key for key in norms if "wte" in key or "wpe" in key or "embed" in key}
+    hidden = sum(value**2 for key, value in norms.items() if key not in free) ** 0.5
+    assert hidden == pytest.approx(0.6 * (32 * (3 + 1 + 4 + 1)) ** 0.5)
+    assert "ratio/target" not in last
+
+
+def test_a_published_method_takes_no_gain(config, tmp_path):
+    with pytest.raises(LabError, match="AdamC takes no gain"):
+        train(config.with_(optimizer="AdamC", gain=0.8), tmp_path / "run")
+
+
+def test_the_new_settings_do_not_rename_earlier_runs():
+    then = Config().with_(lr=2e-3)
+    assert not {"gain", "init_gain", "hidden_only"} & set(differences(Config(), then))
 
 
 def test_a_damaged_config_file_is_named(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -36,6 +37,10 @@ class Model:
     """Seed of the initial weights."""
     init_scale: float = 1.0
     """Multiply the initial weight matrices by this. Ratios still refer to the norm without it."""
+    init_gain: float | None = None
+    """Multiply the initial weight matrices by one factor, so that their joint norm is this times
+    the square root of the number of their rows. Ratios still refer to the norm without it. Not
+    together with init_scale."""
     dropout_seed: int = 0
     """Seed of dropout."""
 
@@ -88,6 +93,12 @@ class Optim:
     ratio: float | None = None
     """Target norm of the matrices, as a multiple of their initial norm (r_t). Works with every
     optimizer. The default of AdamWN is 2."""
+    gain: float | None = None
+    """Control the norm of the matrices at this times the square root of the number of their rows,
+    from the first step and without a ramp. Exclusive with ratio."""
+    hidden_only: bool = False
+    """Control the matrices inside the blocks alone. Embeddings and head are then neither controlled
+    nor decayed. Needs AdamWN."""
     ratio_start: float = 1.0
     """Ratio at the start of the ramp."""
     ramp: int = 2500
@@ -213,6 +224,7 @@ def check(config: Config) -> None:
     for name in ("lr", "init_scale"):
         if not config.flat()[name] > 0:
             raise LabError(f"{name}={config.flat()[name]}: it must be above 0.")
+    _check_gains(m, o)
     if d.tokens_per_step % m.context:
         below = max(d.tokens_per_step // m.context, 1) * m.context
         raise LabError(
@@ -229,6 +241,30 @@ def check(config: Config) -> None:
             f"decay={o.decay}: it is the fraction of the steps in which wsd lowers the learning "
             "rate. Give a number in (0, 1]."
         )
+
+
+def _check_gains(m: Model, o: Optim) -> None:
+    """Refuse a gain that is not a positive number, or that goes with another target or start."""
+    for name, value in (("gain", o.gain), ("init_gain", m.init_gain)):
+        if value is not None and not 0 < value < math.inf:
+            raise LabError(f"{name}={value}: it must be above 0 and finite.")
+    if m.init_gain is not None and m.init_scale != 1:
+        raise LabError(
+            f"init_gain={m.init_gain} and init_scale={m.init_scale} both set the norm of the "
+            "initial weights. Give one of them."
+        )
+    if o.gain is not None and o.ratio is not None:
+        raise LabError(
+            f"gain={o.gain} and ratio={o.ratio} are two targets for the same norm. Give one of "
+            "them."
+        )
+    if o.gain is not None and (o.scope != "global" or o.norm_layers):
+        raise LabError(
+            "gain is the target of the joint norm of the matrices: it needs scope=global, and "
+            "norm_layers off."
+        )
+    if o.hidden_only and (o.optimizer.lower() != "adamwn" or o.norm_layers):
+        raise LabError("hidden_only needs optimizer=AdamWN, and norm_layers off.")
 
 
 TINY = Config(

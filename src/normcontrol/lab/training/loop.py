@@ -33,7 +33,13 @@ from normcontrol.lab.training.device import (
 from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import Log
 from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.optimizers import build, known_name, lr_at, target_at
+from normcontrol.lab.training.optimizers import (
+    build,
+    gain_norm,
+    known_name,
+    lr_at,
+    target_ratio,
+)
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
@@ -136,11 +142,14 @@ def _train(
     # the norm before it is scaled.
     model = GPT.initialised(config.model, batches.padded(dataset.vocab))
     initial_norm = weight_norm(model)
-    if config.model.init_scale != 1:
-        torch._foreach_mul_([p.data for p in model.matrices()], config.model.init_scale)
+    scaled = config.model.init_scale
+    if config.model.init_gain is not None:
+        scaled = gain_norm(config.model.init_gain, model.matrices()) / initial_norm
+    if scaled != 1:
+        torch._foreach_mul_([p.data for p in model.matrices()], scaled)
     model = warm.place(model, device) if world.size == 1 else model.to(device)
     parallel.shard(model, world, config.run.parallel, dtype, device)
-    optimizers = build(config, model)
+    optimizers = build(config, model, scaled)
 
     # Resume: load weights, optimizers and step from the newest checkpoint, and truncate the metrics
     # to their size at that checkpoint.
@@ -260,7 +269,7 @@ def _train(
         if step % config.run.log_every == 0 or last:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
-            target = target_at(config.optim, step)
+            target = target_ratio(config.optim, step, model.matrices(), initial_norm)
             # Trackers draw a value and its target in one chart.
             aim = {} if target is None else {"ratio/target": target}
             if not bad:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normcontrol import AdamWN, NormControl, linear
@@ -65,18 +66,44 @@ def ratio_schedule(o: Optim) -> float | linear:
     return linear(o.ratio_start, ratio, steps=o.ramp) if o.ramp else ratio
 
 
+def gain_norm(gain: float, params: Iterable[Tensor]) -> float:
+    """The joint norm of matrices at a gain: the gain times the square root of the number of rows.
+
+    Rows are dimension 0: the outputs of ``nn.Linear``, the tokens of ``nn.Embedding``. A tied
+    tensor counts once, as ``parameters()`` gives it once.
+
+    >>> gain_norm(0.5, [torch.empty(7, 3), torch.empty(9, 2)])
+    2.0
+    """
+    return gain * math.sqrt(sum(p.shape[0] for p in params))
+
+
 def is_controlled(o: Optim) -> bool:
-    """True if the norm is controlled to a ratio."""
+    """True if the norm is controlled, to a ratio or to a gain."""
     name = known_name(o.optimizer)
-    return name == "AdamWN" or (o.ratio is not None and name in TORCH)
+    given = o.ratio is not None or o.gain is not None
+    return name == "AdamWN" or (given and name in TORCH)
 
 
 def target_at(o: Optim, step: int) -> float | None:
-    """The target ratio at a step, or None if the norm is not controlled."""
-    if not is_controlled(o):
+    """The target ratio of the joint norm at a step.
+
+    None if that norm is not controlled, or controlled to a gain: its ratio depends on the model.
+    """
+    if not is_controlled(o) or o.gain is not None or o.hidden_only:
         return None
     schedule = ratio_schedule(o)
     return schedule(step) if isinstance(schedule, linear) else schedule
+
+
+def target_ratio(
+    o: Optim, step: int, matrices: Iterable[Tensor], initial_norm: float
+) -> float | None:
+    """The target of the joint norm at a step, relative to the initial one, for a gain too; None if
+    that norm is not controlled."""
+    if o.gain is None or o.hidden_only or not is_controlled(o):
+        return target_at(o, step)
+    return gain_norm(o.gain, matrices) / initial_norm
 
 
 def lr_at(config: Config, step: int) -> float:
@@ -96,19 +123,26 @@ def lr_at(config: Config, step: int) -> float:
     return o.lr * (o.min_lr + (1 - o.min_lr) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def build(config: Config, model: nn.Module) -> list[Optimizer]:
-    """The optimizers of a run: one, or two if the first accepts only hidden matrices (Muon)."""
+def build(config: Config, model: nn.Module, scaled: float | None = None) -> list[Optimizer]:
+    """The optimizers of a run: one, or two if the first accepts only hidden matrices (Muon).
+
+    ``scaled`` is the factor by which the model's initial weights were multiplied: ``init_scale``
+    unless given.
+    """
+    scaled = config.model.init_scale if scaled is None else scaled
     o, name = config.optim, known_name(config.optim.optimizer)
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
         if name == "Muon":
             inside, rest = (group["params"] for group in hidden(model))
             return [
-                _one(config, "Muon", inside),
-                _one(config.with_(optimizer="AdamW", ratio=None), "AdamW", rest),
+                _one(config, "Muon", inside, scaled),
+                _one(config.with_(optimizer="AdamW", ratio=None, gain=None), "AdamW", rest, scaled),
             ]
+        if o.hidden_only:
+            return [_adamwn(config, hidden(model), scaled, _options(o, TORCH["AdamW"], named))]
         return (
-            [_one(config, name, named)]
+            [_one(config, name, named, scaled)]
             if name in TORCH or name == "AdamWN"
             else _method(config, name, model)
         )
@@ -120,6 +154,8 @@ def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
     """A published method with the settings of the config that it takes. A method whose control
     starts or switches at a step does so after twice the warm-up."""
     o, method = config.optim, METHODS[name]
+    if o.gain is not None:
+        raise LabError(f"{name} takes no gain. Use AdamWN, or an optimizer of torch.optim.")
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     matrices = [
         {"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are}
@@ -142,9 +178,11 @@ def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
     )
 
 
-def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
-    """AdamWN, or an optimizer of torch.optim, which :class:`NormControl` wraps if a ratio is
-    given."""
+def _one(
+    config: Config, name: str, named: list[tuple[str, nn.Parameter]], scaled: float
+) -> Optimizer:
+    """AdamWN, or an optimizer of torch.optim, which :class:`NormControl` wraps if it is given a
+    target."""
     o = config.optim
     groups: list[dict[str, Any]] = [
         {"params": [(n, p) for n, p in named if p.dim() >= 2]},
@@ -152,26 +190,57 @@ def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Op
     ]
     groups = [group for group in groups if group["params"]]
     kind = TORCH["AdamW"] if name == "AdamWN" else TORCH[name]
+    options = _options(o, kind, named)
+    if name == "AdamWN":
+        if o.norm_layers:
+            groups = [{**group, "controlled": True} for group in groups]
+        return _adamwn(config, groups, scaled, options)
+    decays = not is_controlled(o)
+    for group in groups:
+        if "weight_decay" in inspect.signature(kind).parameters:
+            group["weight_decay"] = (
+                o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
+            )
+    target = _target(o, groups, scaled)  # before torch takes the names out of the groups
+    base = kind(groups, **options)
+    return base if decays else NormControl(base, rate=o.rate, scope=o.scope, **target)
+
+
+def _adamwn(
+    config: Config, groups: list[dict[str, Any]], scaled: float, options: dict[str, Any]
+) -> AdamWN:
+    o = config.optim
+    return AdamWN(groups, rate=o.rate, scope=o.scope, **_target(o, groups, scaled), **options)
+
+
+def _options(
+    o: Optim, kind: type[Optimizer], named: list[tuple[str, nn.Parameter]]
+) -> dict[str, Any]:
+    """What an optimizer of torch takes of the config's settings."""
     takes = inspect.signature(kind).parameters
     options: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "adjust_lr_fn": "match_rms_adamw"}
     options = {key: value for key, value in options.items() if key in takes}
     if "fused" in takes and not any(hasattr(p, "device_mesh") for _, p in named):
         options["fused"] = True
-    # The config's ratio refers to the norm before the weights were multiplied by init_scale. The
-    # optimizer's ratio refers to the norm after it.
-    ratio = _divided(ratio_schedule(o), config.model.init_scale)
-    if name == "AdamWN":
-        if o.norm_layers:
-            groups = [{**group, "controlled": True} for group in groups]
-        return AdamWN(groups, ratio=ratio, rate=o.rate, scope=o.scope, **options)
-    decays = not is_controlled(o)
-    for group in groups:
-        if "weight_decay" in takes:
-            group["weight_decay"] = (
-                o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
-            )
-    base = kind(groups, **options)
-    return base if decays else NormControl(base, ratio=ratio, rate=o.rate, scope=o.scope)
+    return options
+
+
+def _target(o: Optim, groups: list[dict[str, Any]], scaled: float) -> dict[str, Any]:
+    """The target of the controller: an absolute norm for a gain, else a ratio.
+
+    The model is scaled before the optimizer sees it: a ratio to the unscaled norm is so much less
+    of that one.
+    """
+    if o.gain is None:
+        return {"ratio": _divided(ratio_schedule(o), scaled)}
+    controlled = [
+        p
+        for group in groups
+        if group.get("controlled", True)
+        for _, p in group["params"]
+        if p.dim() >= 2
+    ]
+    return {"norm": gain_norm(o.gain, controlled)}
 
 
 def _divided(ratio: float | linear, scale: float) -> float | linear:

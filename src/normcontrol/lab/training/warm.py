@@ -32,7 +32,7 @@ class Warm:
     def place(self, fresh: GPT, device: torch.device) -> GPT:
         """The kept model on the device, with the weights of ``fresh``."""
         key = (
-            replace(fresh.config, init_seed=0, init_scale=1.0, dropout_seed=0),
+            replace(fresh.config, init_seed=0, init_scale=1.0, init_gain=None, dropout_seed=0),
             fresh.vocab,
             device,
         )
