@@ -191,7 +191,7 @@ class NormControl(Wrapper):
         if not sets:
             return
         with torch.set_grad_enabled(self.optimizer.defaults.get("differentiable", False)):
-            if self.sharing.is_shared:
+            if self._has_shards:
                 self.stepper.sum_over_ranks(sets)
             for s in sets:
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
@@ -306,6 +306,7 @@ class NormControl(Wrapper):
             self.stepper.hand_over()
         self.sharing = self._find_sharing()
         self.sets = weight_sets(self.param_groups, self.sharing)
+        self._has_shards = any(s.shards is not None for s in self.sets)
         self._trainable = [p.requires_grad for g in self.param_groups for p in g["params"]]
         for s in self.sets:
             for schedule in (s.settings[s.kind], s.settings["rate"]):
@@ -379,7 +380,15 @@ class NormControl(Wrapper):
         """Return what is pickled and copied: everything but hooks and what is built from it."""
         self.stepper.hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
-        built = ("sets", "stepper", "sharing", "_trainable", "_zero_hook", *Scaler._fields)
+        built = (
+            "sets",
+            "stepper",
+            "sharing",
+            "_trainable",
+            "_has_shards",
+            "_zero_hook",
+            *Scaler._fields,
+        )
         kept = {
             key: value
             for key, value in self.__dict__.items()

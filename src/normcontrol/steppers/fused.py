@@ -145,6 +145,7 @@ class FusedStepper(PlainStepper):
         else:
             super().multiply_local_(s, scale)
 
+    @torch.no_grad()
     def _gradient_norm(self) -> Tensor:
         assert self.plan is not None
         if not self.gradient_norm.sharing.is_shared:
