@@ -78,6 +78,7 @@ class NormControl(Wrapper):
         norm_group: the process group whose ranks share the norms of the scopes "global" and
             "group", where that cannot be read from the tensors (FSDP1, ZeRO, pipeline stages).
             DTensors (FSDP2, tensor parallel) need none. It is not pickled or saved.
+        stepper: makes the object that carries out the steps, from the optimizer and the clock.
 
     A parameter group may override each of these, and set ``controlled=True`` or ``False``. By
     default tensors with two or more dimensions are controlled; biases and norm layers are not.
@@ -116,7 +117,7 @@ class NormControl(Wrapper):
         relative_step: Value | None = None,
         cautious: bool = False,
         norm_group: Any = None,
-        stepper: Callable[[Optimizer, Clock], Stepper] = PlainStepper,
+        stepper: Callable[[Optimizer, Clock], Stepper] | None = None,
     ) -> None:
         if isinstance(optimizer, NormControl):
             raise TypeError(
@@ -130,12 +131,12 @@ class NormControl(Wrapper):
         if not any(kind in settings for kind in TARGETS):
             settings["ratio"] = PAPER_RATIO
         super().__init__(optimizer)
-        self._settings, self._make_stepper = settings, stepper
+        self._settings, self._make_stepper = settings, stepper or PlainStepper
         self._norm_group, self._norm_group_lost = norm_group, False
         self._fresh = True  # whether the reference is still to be taken at the first step
         device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
         self.clock = Clock(torch.zeros((), dtype=torch.int64, device=device))
-        self.stepper = stepper(optimizer, self.clock)
+        self.stepper = self._make_stepper(optimizer, self.clock)
         for index in range(len(self.param_groups)):
             self._adopt(index)
         self._build()
@@ -380,15 +381,7 @@ class NormControl(Wrapper):
         """Return what is pickled and copied: everything but hooks and what is built from it."""
         self.stepper.hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
-        built = (
-            "sets",
-            "stepper",
-            "sharing",
-            "_trainable",
-            "_has_shards",
-            "_zero_hook",
-            *Scaler._fields,
-        )
+        built = {"sets", "stepper", "sharing", "_trainable", "_has_shards", *Scaler._fields}
         kept = {
             key: value
             for key, value in self.__dict__.items()

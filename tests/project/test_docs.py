@@ -156,8 +156,9 @@ def test_the_figures_are_those_the_script_makes():
         "predict_small.png",
         "grokking.png",
         "transfer.png",
-    }  # these are made by make quickstart, make demo, benchmarks/predict.py, examples/grokking.py
-    # and docs/figures/make_transfer.py
+        "flow.png",
+    }  # these are made by make quickstart, make demo, benchmarks/predict.py, examples/grokking.py,
+    # docs/figures/make_transfer.py and docs/figures/make_flow.py
     assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made
 
 

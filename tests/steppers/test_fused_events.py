@@ -21,6 +21,7 @@ from kernel_cases import (
     tensors,
     worst,
 )
+from processes import run as run_processes
 from torch import nn
 
 from normcontrol import AdamWN, linear
@@ -258,3 +259,33 @@ def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
         )
     finally:
         dist.destroy_process_group()
+
+
+def shards_over_two_processes() -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2,))
+    for scope, order in (("global", "after"), ("tensor", "before"), ("row", "after")):
+        shapes = [(7, 5), (64, 33)]
+        whole = [
+            nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(1))) for s in shapes
+        ]
+        sharded = [
+            nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole
+        ]
+        settings = {"lr": LR, "ratio": 1.5, "rate": 0.1, "scope": scope, "order": order}
+        one = AdamWN(whole, fused=False, max_grad_norm=0.5, **settings)
+        other = AdamWN(sharded, max_grad_norm=0.5, **settings)
+        for t in range(1, 5):
+            for p, q, g in zip(whole, sharded, gradients(whole, t), strict=True):
+                p.grad, q.grad = g, distribute_tensor(g, mesh, [Shard(0)])
+            one.step()
+            other.step()
+        assert other.implementation == "Triton kernels"
+        assert worst([q.full_tensor() for q in sharded], whole) < 1e-6
+
+
+@here
+@pytest.mark.skipif(CUDA, reason="tests/distributed/test_sharded_cuda.py does this on a GPU")
+def test_shards_over_two_processes_match_whole_tensors():
+    run_processes(shards_over_two_processes, 2)
