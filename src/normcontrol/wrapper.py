@@ -5,9 +5,20 @@ This file knows nothing about norms. It only makes a wrapper look like the optim
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from torch.optim import Optimizer
+
+HOOKS = (
+    "step_pre",
+    "step_post",
+    "state_dict_pre",
+    "state_dict_post",
+    "load_state_dict_pre",
+    "load_state_dict_post",
+)
+"""The events for which torch keeps hooks on an optimizer."""
 
 
 class Wrapper(Optimizer):
@@ -24,8 +35,11 @@ class Wrapper(Optimizer):
                 f"{type(self).__name__}(torch.optim.SGD(model.parameters(), lr=0.1)). In JAX, put "
                 "normcontrol.optax.control_norm last in the chain."
             )
-        # Only torch's hooks: Optimizer.__init__ would build groups and a state of its own.
-        Optimizer.__setstate__(self, {"optimizer": optimizer})
+        self.optimizer = optimizer
+        # What Optimizer.__init__ creates beside groups and state; those are the wrapped optimizer's.
+        for event in HOOKS:
+            setattr(self, f"_optimizer_{event}_hooks", OrderedDict())
+        self._patch_step_function()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
