@@ -47,7 +47,7 @@ def parts_of(params, scope):
 def norm_after(law, norm, target, k):
     """The norm after one step, by the definition of each law."""
     if law == "projection":
-        return target
+        return target if k > 0 else norm
     if (law == "upper" and norm <= target) or (law == "lower" and norm >= target):
         return norm
     return abs((1 - k) * norm + k * target)

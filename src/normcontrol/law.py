@@ -48,12 +48,15 @@ def lower_bound(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
 
 
 def projection(norm: Tensor, target: Tensor, rate: Tensor | float = 1.0) -> Tensor:
-    """Set the norm to its target in one step: ``k_t = 1``. The rate is ignored.
+    """Set the norm to its target in one step, at any rate above zero. A rate of 0 does nothing.
 
-    >>> projection(torch.tensor(4.0), torch.tensor(2.0))
-    tensor(0.5000)
+    >>> norm, target = torch.tensor(4.0), torch.tensor(2.0)
+    >>> projection(norm, target), projection(norm, target, 0.0)
+    (tensor(0.5000), tensor(1.))
     """
-    return target / norm
+    if isinstance(rate, Tensor):
+        return torch.where(rate > 0, target / norm, 1.0)
+    return target / norm if rate > 0 else torch.ones_like(norm)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import pytest
 import torch
 from definitions import gradients, weights
+from torch import nn
 
 from normcontrol import AdamWN, NormControl, lr_times
 from normcontrol.mechanisms.size import Statistic
+from normcontrol.schedule import every
 
 
 def sgd(dtype: torch.dtype = torch.float64) -> torch.optim.SGD:
@@ -66,3 +68,34 @@ def test_adamwn_takes_the_mechanisms_of_a_group_as_normcontrol_does():
         first.step()
         second.step()
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("law", ["proportional", "projection", "upper", "band(0.5)"])
+def test_no_law_acts_before_its_start_or_between_the_steps_of_every(law, fused):
+    for settings in ({"start": 3, "ratio": 0.5}, {"rate": every(4), "ratio": 0.5}):
+        p = nn.Parameter(torch.eye(4))
+        opt = AdamWN([p], lr=0.0, law=law, fused=fused, **{"rate": 1.0, **settings})
+        for _ in range(3):
+            p.grad = torch.ones_like(p)
+            opt.step()
+            assert torch.equal(p, torch.eye(4))
+        p.grad = torch.ones_like(p)
+        opt.step()
+        assert p.detach().norm().item() == pytest.approx(0.5 * 2)
+
+
+@pytest.mark.parametrize("scope", ["global", "group", "tensor"])
+def test_an_inflection_starts_control_in_every_scope(scope):
+    p = nn.Parameter(torch.eye(4))
+    opt = NormControl(
+        torch.optim.SGD([p], lr=1.0), ratio=1.0, rate=1.0, start="inflection", scope=scope
+    )
+    for step in range(1, 1001):
+        p.grad = -p.detach() * min(1.0, 200 / step) * 1e-3  # the norm grows ever more slowly
+        opt.step()
+    grown = p.detach().norm().item()
+    p.grad = -0.1 * p.detach()
+    opt.step()
+    assert grown > 2.0
+    assert p.detach().norm().item() == pytest.approx(grown)

@@ -184,7 +184,7 @@ class WeightSet:
     def _start(self) -> AtStep | AtInflection | None:
         start = setting(self.settings, "start")
         if start == "inflection":
-            return AtInflection(self._memory()[1:])
+            return AtInflection(self._memory()[1:].view(ROWS, *self.unit.shape))
         return AtStep(start) if start else None
 
     def _memory(self) -> Tensor:

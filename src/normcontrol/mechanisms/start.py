@@ -40,7 +40,7 @@ class AtStep:
 class AtInflection:
     """Start at the first sample at which the second difference of the squared norm is negative.
 
-    ``memory`` has four rows with one number for each norm: the running mean of the square, its last
+    ``memory`` has four rows, each of the shape of the norms: the running mean of the square, its last
     sample, the last difference between samples, and 1 if the start has happened. It is updated in
     place.
     """
@@ -53,7 +53,7 @@ class AtInflection:
 
     def starts_now(self, norm: Tensor, step: Tensor) -> Tensor:
         """Update the memory with this step's norm. True where the start happens at this step."""
-        mean, sample, difference, started = self.memory.reshape(ROWS, *norm.shape).unbind()
+        mean, sample, difference, started = self.memory.unbind()
         square = norm.square()
         mean.copy_(torch.where(step == 1, square, DECAY * mean + (1 - DECAY) * square))
         sampled = step % SAMPLED_EVERY == 0

@@ -33,8 +33,8 @@ def lower_bound(norm: jax.Array, target: jax.Array, rate: Any) -> jax.Array:
 
 
 def projection(norm: jax.Array, target: jax.Array, rate: Any) -> jax.Array:
-    """Set the norm to its target in one step. The rate is ignored."""
-    return target / norm
+    """Set the norm to its target in one step, at any rate above zero. A rate of 0 does nothing."""
+    return jnp.where(jnp.asarray(rate) > 0, target / norm, 1.0)
 
 
 LAWS: dict[str, Callable[[jax.Array, jax.Array, Any], jax.Array]] = {
