@@ -136,16 +136,15 @@ class NormControl(Wrapper):
         self._fresh = True  # whether the reference is still to be taken at the first step
         device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
         self.clock = Clock(torch.zeros((), dtype=torch.int64, device=device))
-        self.stepper = self._make_stepper(optimizer, self.clock)
+        self.stepper, self.sets = self._make_stepper(optimizer, self.clock), []
         for index in range(len(self.param_groups)):
             self._adopt(index)
         self._build()
         self._zero_hook = refuse_zero_redundancy(self) if norm_group is None else None
         if not self.sets:
             raise ValueError(
-                "Nothing would be controlled: every tensor that could be is frozen "
-                "(requires_grad=False). Unfreeze what is to be trained before constructing the "
-                "optimizer."
+                "Nothing would be controlled: all tensors are frozen (requires_grad=False). "
+                "Unfreeze what is to be trained before constructing the optimizer."
             )
 
     @overload
@@ -240,7 +239,7 @@ class NormControl(Wrapper):
         """Return the optimizer's state and groups, with the controller's entry: plain data."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        self.stepper.hand_over()
+        self._hand_over()
         packed = self.optimizer.state_dict()
         packed["param_groups"] = [saved(group) for group in packed["param_groups"]]
         for after in self._optimizer_state_dict_post_hooks.values():
@@ -262,7 +261,7 @@ class NormControl(Wrapper):
             state["reference"] = state.reference.to(step.device)
         self.clock.calls, self.clock.known = int(step.item()), True
         self._fresh = self.clock.calls == 0
-        self._build(hand_over=False)
+        self._build()
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -290,6 +289,12 @@ class NormControl(Wrapper):
         entry = {"step": self.clock.step, "reference": reference, "first_lr": group.get("lr")}
         group[CONTROL] = ControlState(entry)
 
+    def _hand_over(self) -> None:
+        """Store in the groups what the next step needs."""
+        self.stepper.hand_over()
+        for s in self.sets:
+            s.store_memory()
+
     def _find_sharing(self) -> Sharing:
         params = (p for group in self.param_groups for p in group["params"])
         return Sharing(params, self._norm_group)
@@ -301,10 +306,9 @@ class NormControl(Wrapper):
             group[CONTROL]["step"] = step
 
     @torch.compiler.disable
-    def _build(self, hand_over: bool = True) -> None:
+    def _build(self) -> None:
         """Sort the controlled weights into sets, and prepare the stepper for them."""
-        if hand_over:
-            self.stepper.hand_over()
+        self._hand_over()
         self.sharing = self._find_sharing()
         self.sets = weight_sets(self.param_groups, self.sharing)
         self._has_shards = any(s.shards is not None for s in self.sets)
@@ -325,16 +329,14 @@ class NormControl(Wrapper):
                 check_decay(index, group, self.optimizer)
         if self._norm_group_lost:
             raise ValueError(
-                "This optimizer was pickled or copied, and a process group cannot be: its "
-                "norm_group is lost, and its norms would be this rank's alone. Set opt.norm_group "
-                "to the group again."
+                "This optimizer was pickled or copied, and its norm_group is lost: a process "
+                "group cannot be copied. Set opt.norm_group to the group again."
             )
         if self._trainable != [p.requires_grad for g in groups for p in g["params"]]:
             if self._norm_group is not None:
                 raise ValueError(
                     "A tensor was frozen or unfrozen after the first step, under norm_group: its "
-                    "share of the reference norm is not known any more. Construct the optimizer "
-                    "again, so that the reference is that of the weights it trains."
+                    "share of the reference norm is not known. Construct the optimizer again."
                 )
             self._build()
 
@@ -379,7 +381,7 @@ class NormControl(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: everything but hooks and what is built from it."""
-        self.stepper.hand_over()
+        self._hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
         built = {"sets", "stepper", "sharing", "_trainable", "_has_shards", *Scaler._fields}
         kept = {

@@ -36,7 +36,7 @@ class Wrapper(Optimizer):
                 "normcontrol.optax.control_norm last in the chain."
             )
         self.optimizer = optimizer
-        # What Optimizer.__init__ creates beside groups and state; those are the wrapped optimizer's.
+        # What Optimizer.__init__ creates beside groups and state, which are the wrapped one's.
         for event in HOOKS:
             setattr(self, f"_optimizer_{event}_hooks", OrderedDict())
         self._patch_step_function()

@@ -145,7 +145,7 @@ def test_nothing_controlled(make):
 def test_everything_frozen_is_nothing_controlled():
     with pytest.raises(
         ValueError,
-        match=r"Nothing would be controlled: every tensor that could be is frozen .*Unfreeze",
+        match=r"Nothing would be controlled: all tensors are frozen .*Unfreeze",
     ):
         AdamWN([Parameter(torch.ones(3, 3), requires_grad=False)])
 

@@ -99,3 +99,32 @@ def test_an_inflection_starts_control_in_every_scope(scope):
     opt.step()
     assert grown > 2.0
     assert p.detach().norm().item() == pytest.approx(grown)
+
+
+@pytest.mark.parametrize("law", ["integral", "upper"])
+def test_freezing_one_tensor_leaves_the_memory_of_the_others(law):
+    """CPR's multipliers and the flags of an inflection belong to their tensors."""
+    params = [nn.Parameter(torch.eye(3)) for _ in range(3)]
+    start = 0 if law == "integral" else "inflection"
+    sgd = torch.optim.SGD(params, lr=0.1)
+    opt = NormControl(sgd, ratio=1.0, rate=1.0, law=law, start=start, scope="tensor")
+
+    def step(times: int) -> None:
+        for _ in range(times):
+            for i, p in enumerate(params):
+                p.grad = -(i + 1) * p.detach() * 1e-2
+            opt.step()
+
+    step(1)
+    before = opt.state_dict()["param_groups"][0]["control"]["memory"].clone()
+    params[1].requires_grad_(False)
+    step(1)
+    frozen = opt.state_dict()["param_groups"][0]["control"]["memory"].clone()
+    assert torch.equal(frozen[:, 1], before[:, 1])
+    assert before[:, [0, 2]].any(0).all()
+    assert not torch.equal(frozen[:, 0], before[:, 0])
+    params[1].requires_grad_(True)
+    step(1)
+    after = opt.state_dict()["param_groups"][0]["control"]["memory"]
+    assert not torch.equal(after[:, 1], before[:, 1])
+    assert (after[:, 0] >= frozen[:, 0]).any()

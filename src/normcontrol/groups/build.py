@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import compress
+
 import torch
 from torch import Tensor
 
@@ -90,6 +92,7 @@ def _weight_set(
     params: list[Tensor] = []
     stored: list[Tensor] = []
     shares: list[int] = []
+    columns: list[Tensor] = []
     scope = parse_scope(groups[indices[0]]["scope"])
     one_number = sharing.norm_group is not None and scope.joint
     for index in indices:
@@ -102,10 +105,19 @@ def _weight_set(
         if one_number:
             stored.append(reference)
         else:
-            pieces = reference.split(scope.sizes(members[index].params))
-            stored += [piece for piece, kept in zip(pieces, trained, strict=True) if kept]
+            sizes = scope.sizes(members[index].params)
+            stored += list(compress(reference.split(sizes), trained))
+            columns += compress(torch.arange(len(reference)).split(sizes), trained)
         shares.append(sum(trained))
     shards = shards_of(params, scope, sharing, shares)
     if shards is not None:
         check_sharded(groups[indices[0]])
-    return WeightSet([groups[i] for i in indices], names, params, stored, shards)
+    all_trained = scope.joint or len(params) == len(members[indices[0]].params)
+    return WeightSet(
+        [groups[i] for i in indices],
+        names,
+        params,
+        stored,
+        shards,
+        None if all_trained or not columns else torch.cat(columns),
+    )

@@ -35,6 +35,7 @@ class WeightSet:
         params: the tensors.
         stored: the reference norms of the tensors, as the groups store them.
         shards: how the tensors are spread over processes; None if they are whole.
+        columns: which of the group's parts these are; None if they are all, or share a norm.
     """
 
     def __init__(
@@ -44,13 +45,15 @@ class WeightSet:
         params: list[Tensor],
         stored: list[Tensor],
         shards: Shards | None = None,
+        columns: Tensor | None = None,
     ) -> None:
         self.groups, self.names, self.params, self.shards = groups, names, params, shards
         self.settings = groups[0]
         self.scope = parse_scope(self.settings["scope"])
         self.size = size_of(setting(self.settings, "size"))
         self.kind = target_kind(self.settings)
-        self._stored = stored
+        self._stored, self._columns = stored, columns
+        self._memory: Tensor | None = None
         home = state_of(self.settings).reference
         whole = torch.cat([norms.to(home.device) for norms in stored]) if stored else home[:0]
         self.initial = whole if shards is None else shards.known(whole)
@@ -179,23 +182,36 @@ class WeightSet:
         law = law_of(setting(self.settings, "law"))
         if law is not None:
             return law
-        return Integral(self._memory()[0].reshape(self.unit.shape), self._unit_norms().square())
+        return Integral(self._recall()[0].reshape(self.unit.shape), self._unit_norms().square())
 
     def _start(self) -> AtStep | AtInflection | None:
         start = setting(self.settings, "start")
         if start == "inflection":
-            return AtInflection(self._memory()[1:].view(ROWS, *self.unit.shape))
+            return AtInflection(self._recall()[1:].view(ROWS, *self.unit.shape))
         return AtStep(start) if start else None
 
-    def _memory(self) -> Tensor:
-        """Return what laws and starts remember of every norm; it is stored in the group."""
-        state: dict[str, Any] = state_of(self.settings)
-        shape = (1 + ROWS, self.unit.numel())
-        memory = state.get("memory")
-        if memory is None or memory.shape != shape:
-            memory = self.unit.new_zeros(shape)
-        state["memory"] = memory.to(self.unit.device)
-        return state["memory"]
+    def _recall(self) -> Tensor:
+        """Return what laws and starts remember of every norm, a row each.
+
+        The group stores it for all its parts. Where some of them are frozen, the rest is copied,
+        and :meth:`store_memory` writes it back.
+        """
+        if self._memory is None:
+            state: dict[str, Any] = state_of(self.settings)
+            n = self.unit.numel() if self._columns is None else state["reference"].numel()
+            memory = state.get("memory")
+            if memory is None or memory.shape != (1 + ROWS, n):
+                memory = self.unit.new_zeros(1 + ROWS, n)
+            state["memory"] = memory = memory.to(self.unit.device)
+            columns = self._columns
+            self._memory = memory if columns is None else memory[:, columns.to(memory.device)]
+        return self._memory
+
+    def store_memory(self) -> None:
+        """Write back to the group what laws and starts remember, where this set has a copy."""
+        if self._memory is not None and self._columns is not None:
+            stored = state_of(self.settings)["memory"]
+            stored[:, self._columns.to(stored.device)] = self._memory
 
 
 def usable(scale: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:

@@ -40,7 +40,7 @@ class AtStep:
 class AtInflection:
     """Start at the first sample at which the second difference of the squared norm is negative.
 
-    ``memory`` has four rows, each of the shape of the norms: the running mean of the square, its last
+    ``memory`` has four rows of the shape of the norms: the running mean of the square, its last
     sample, the last difference between samples, and 1 if the start has happened. It is updated in
     place.
     """
