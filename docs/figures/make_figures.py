@@ -1,7 +1,7 @@
-"""Makes every figure of the documentation from the library itself: ``make figures``.
+"""Makes the figures of the documentation from the library itself: ``make figures``.
 
-Nothing here is drawn by hand: the schedules draw themselves, and the curves are norms that the
-optimizer held.
+No curve is drawn by hand: schedules are plotted by their own method, and norms are measured in
+steps of the optimizers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 
 from normcontrol.lab.studies import regret, transfer
 from normcontrol.lab.studies.opening import open_folder
-from normcontrol.lab.study.claims import Evidence
+from normcontrol.lab.study.evidence import Evidence
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "transfer-small"

@@ -80,7 +80,7 @@ class NormControl(Wrapper):
             DTensors (FSDP2, tensor parallel) need none. It is not pickled or saved.
         stepper: makes the object that carries out the steps, from the optimizer and the clock.
 
-    A parameter group may override each of these, and set ``controlled=True`` or ``False``. By
+    A parameter group may override each setting, and set ``controlled=True`` or ``False``. By
     default tensors with two or more dimensions are controlled; biases and norm layers are not.
 
     >>> model = torch.nn.Linear(4, 4)
