@@ -179,5 +179,8 @@ class PlainStepper(Stepper):
     def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
         """Multiply the gradients by the factor that clips them."""
         params = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
+        if not params:
+            clip.norm = torch.zeros(())
+            return
         factor = clip.factor(self.gradient_norm(params), scaler.grad_scale)
         torch._foreach_mul_([local(p.grad) for p in params], factor.float())

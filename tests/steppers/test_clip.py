@@ -1,0 +1,42 @@
+"""Clipping within the step of AdamWN, on torch's own implementations."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from normcontrol import AdamWN
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("limit", [0.1, 1e6])
+def test_it_is_clip_grad_norm_before_the_step(limit, fused):
+    ours = [nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(3))]
+    theirs = copy.deepcopy(ours)
+    clipping = AdamWN(ours, fused=fused, max_grad_norm=limit)
+    other = AdamWN(theirs, fused=fused)
+    for step in range(3):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+            q.grad = p.grad.clone()
+        norm = nn.utils.clip_grad_norm_(theirs, limit)
+        clipping.step()
+        other.step()
+        assert clipping.grad_norm.item() == pytest.approx(norm.item(), rel=1e-6)
+    for p, q in zip(ours, theirs, strict=True):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_without_gradients_has_nothing_to_clip(fused):
+    p = nn.Parameter(torch.eye(3))
+    opt = AdamWN([p], max_grad_norm=1.0, ratio=0.5, rate=1.0, fused=fused)
+    opt.step()
+    assert opt.grad_norm.item() == 0.0
+    assert torch.allclose(p, 0.5 * torch.eye(3))  # control acts without gradients too
+
+
+def test_a_limit_that_is_not_positive_is_refused():
+    with pytest.raises(ValueError, match=r"max_grad_norm=0\.0: .*Give a positive one, or None"):
+        AdamWN([nn.Parameter(torch.eye(3))], max_grad_norm=0.0)
