@@ -1,7 +1,8 @@
 """The controller: an optimizer around any optimizer, which controls the norm of its weights.
 
-``control_`` is the whole method in four lines. ``NormControl`` says when they run. How weights are
-measured and multiplied is the business of a stepper; which weights share a norm, of the sets.
+``control_`` is the whole method in four lines. ``NormControl`` decides when they run. This file
+does not know how weights are measured and multiplied (``steppers``), or which of them share a norm
+(``groups``).
 """
 
 from __future__ import annotations

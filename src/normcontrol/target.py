@@ -2,7 +2,7 @@
 
 The target norm is ``value * unit``, where ``value`` is the setting (r_t in the paper) and ``unit``
 depends on the kind of target. Add a kind by adding a function to :data:`TARGETS`; its name is then
-a setting of every group.
+a setting of every group. A target knows nothing about laws, schedules or optimizers.
 """
 
 from __future__ import annotations

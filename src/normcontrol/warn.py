@@ -1,4 +1,4 @@
-"""Warnings that are given once in a process."""
+"""Warnings that are given once in a process. It knows nothing about what is warned of."""
 
 from __future__ import annotations
 

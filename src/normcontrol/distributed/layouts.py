@@ -1,7 +1,7 @@
 """Layouts whose shards are plain tensors: FSDP1, ZeRO, Megatron, ZeroRedundancyOptimizer.
 
 The norm of such a shard could be taken for the norm of the whole tensor. Where a layout can be
-recognised, it is refused with a sentence that says what to do.
+recognised, it is refused with a sentence that says what to do. This file measures nothing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Ranks(NamedTuple):
 
 def is_dtensor(tensor: Tensor) -> bool:
     """Return whether this is a DTensor."""
-    # Importing the module is slow. Where nobody has imported it, nothing is a DTensor.
+    # Importing the module is slow. If it has not been imported, no tensor is a DTensor.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -1,4 +1,8 @@
-"""Which ranks share the norms of an optimizer's weights."""
+"""Finds out which ranks share the norms of an optimizer's weights.
+
+The ranks come from the meshes of DTensors, or from the process group that the user gives. This file
+knows nothing about scopes, targets or laws.
+"""
 
 from __future__ import annotations
 

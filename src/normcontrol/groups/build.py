@@ -1,4 +1,8 @@
-"""Sort the controlled tensors of all groups into sets, and capture their reference norms."""
+"""Sorts the controlled tensors of all groups into sets, and measures their reference norms.
+
+It runs at construction and when the groups change, not in every step. It knows groups, sets and
+sharing, and nothing about laws, schedules or steppers.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +72,8 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
         check_shared(groups, shared)
     together = ([shared] if shared else []) + alone
     sets = [_weight_set(groups, members, indices, sharing) for indices in together]
-    # A rank without weights of a shared norm is still asked for it. That no rank has any shows in
-    # the norm alone.
+    # A rank without weights of a shared norm still takes part in the sum. That no rank has any such
+    # weights can be seen from the norm alone.
     empty = all(s.is_joint_over_ranks and not bool(s.initial.any()) for s in sets)
     if not controlled or empty:
         raise ValueError(

@@ -1,4 +1,7 @@
-"""Which step it is: on the device always, and on the host for as long as the host can know."""
+"""Counts the controller's steps: on the device always, on the host as long as the count is certain.
+
+It knows nothing about schedules, which are evaluated at the step that it counts.
+"""
 
 from __future__ import annotations
 

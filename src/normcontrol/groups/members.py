@@ -2,7 +2,7 @@
 
 A group's ``controlled`` is True (all tensors), False (none), or "matrices": tensors with two or
 more dimensions. The last is the default; it leaves biases and norm layers alone, as the paper does
-(section 4 and appendix).
+(section 4 and appendix). This file knows nothing about targets, rates or scopes.
 """
 
 from __future__ import annotations

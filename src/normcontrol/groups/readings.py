@@ -1,4 +1,8 @@
-"""Readings: what the controller measured and did at its last step, by name."""
+"""Readings: norm, target, ratio and scale of the last step, by name; the values of ``opt.norms()``.
+
+They are computed from what the sets stored in the step. No weights are measured, and nothing is
+changed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What the controller stores in a parameter group, and how it is saved and restored.
 
 All of it is one entry of the group, ``group["control"]``, so that it is saved with the group. In a
-checkpoint it is plain data: a dict of tensors and numbers, and settings as text.
+checkpoint it is plain data: a dict of tensors and numbers, and settings as text. This file knows
+nothing about how a step is made.
 """
 
 from __future__ import annotations

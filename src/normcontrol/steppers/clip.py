@@ -1,4 +1,7 @@
-"""Clipping of the gradients within a step, as ``torch.nn.utils.clip_grad_norm_`` computes it."""
+"""Clipping of the gradients within a step, as ``torch.nn.utils.clip_grad_norm_`` computes it.
+
+It computes the factor. A stepper measures the gradients and multiplies them.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 ``s (p - lr u)`` equals ``s p - (s lr) u``: AdamW with the learning rate ``s lr`` and the decay that
 multiplies by ``s``. With ``order="after"`` the factor s is known only after the step, so the step
-is made with a guess. Only the pass that measures remains beside Adam's own.
+is made with a guess. Only the pass that measures remains beside Adam's own. This file knows nothing
+about targets, rates or laws.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The Adam pass sums the squares of the weights that it writes, so no pass is needed to measure. With
 ``order="before"`` it also multiplies. With ``order="after"`` it writes the weights multiplied by a
-guess of the scale; a second pass corrects a guess that missed by more than a rounding error.
+guess of the scale; a second pass corrects a guess that missed by more than a rounding error. This
+file knows nothing about targets, rates or laws.
 """
 
 from __future__ import annotations

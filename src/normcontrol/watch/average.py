@@ -1,7 +1,8 @@
 """Averages of weights (EMA, SWA) under norm control.
 
 The average of points on a sphere lies inside it: an averaged model has a smaller norm than the
-models it averages, and so is off the target. ``reproject_`` puts it back.
+models it averages, and so is off the target. ``reproject_`` scales it back to the target. This file
+does not know how the average was computed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The table of ``opt.report()``: who is controlled, at which norm, and with which target."""
+"""The table of ``opt.report()``: which tensors are controlled, at which norm, with which target.
+
+It formats what the controller stored at its last step. It measures no weights.
+"""
 
 from __future__ import annotations
 

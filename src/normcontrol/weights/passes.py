@@ -1,7 +1,8 @@
 """The two passes over the weights: one measures the norm of every part, one multiplies.
 
 Both work on a list of tensors and a scope. ``measure`` returns one flat float64 vector with a norm
-for every part; ``multiply_`` applies factors in place.
+for every part; ``multiply_`` applies factors in place. Which weights these are, and why they are
+multiplied, is not known here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Stochastic rounding in Triton: the same bits as ``rounding``, on a GPU.
 
 ``steppers/kernels.py`` uses ``hash_bits``, ``seed_of`` and ``round_at_random`` inside its own
-kernels; ``multiply_rounding`` is a kernel of its own.
+kernels; ``multiply_rounding`` is a kernel of its own. This file knows bits, and nothing about
+norms.
 """
 
 from __future__ import annotations
