@@ -1,5 +1,5 @@
-"""One thread a process: the tests are small, and parallel workers with a thread pool each only get
-in each other's way."""
+"""One thread for each process: the tests are small, and the thread pools of parallel workers would
+slow each other down."""
 
 import torch
 

@@ -1,6 +1,6 @@
-"""Scenarios of torch's own optimizer database, to drive AdamW and AdamWN through.
+"""Scenarios of torch's own database of optimizer tests, for AdamW and AdamWN.
 
-Every scenario runs with AdamW too, which shows that it asks for nothing AdamW does not do.
+Every scenario runs with AdamW too, which shows that it requires nothing that AdamW does not do.
 """
 
 import copy
@@ -22,8 +22,8 @@ IMPLEMENTATIONS = {
 
 
 def inputs():
-    """Every constructor call of the database, for every implementation; what is said to need CUDA,
-    without that."""
+    """Every constructor call of the database, for every implementation. Calls that are meant for
+    CUDA are included without ``capturable``."""
     cpu = ADAMW.optim_inputs_func(device="cpu", dtype=torch.float32)
     cuda = [
         i
@@ -35,10 +35,7 @@ def inputs():
             isinstance(v, torch.Tensor)
             for v in (given.kwargs.get("lr"), *given.kwargs.get("betas", ()))
         )
-        if tensors and name in (
-            "foreach",
-            "fused",
-        ):  # AdamW refuses the one, and its CPU kernel the other's betas
+        if tensors and name != "for-loop":  # AdamW refuses tensors with foreach and with fused
             continue
         yield pytest.param({**given.kwargs, **flags}, id=f"{given.desc}-{name}".replace(" ", "_"))
 

@@ -1,5 +1,4 @@
-"""Runs a function on several processes that form a gloo process group, and brings back what each
-returned.
+"""Runs a function on several processes that form a gloo process group, and returns the results.
 
 The processes are forked from a server that has torch imported already, so that a group of four
 starts in a second.
@@ -35,8 +34,8 @@ def run(
     died: tuple[int, ...] = (),
     **environ: str,
 ) -> list[Any]:
-    """``function(*args)`` on every rank; the results by rank. A rank that fails fails the caller,
-    unless it is to die."""
+    """Run ``function(*args)`` on every rank and return the results by rank. An error on a rank is
+    an error of the caller, except on the ranks in ``died``."""
     with tempfile.TemporaryDirectory() as folder:
         each = [
             (pickle.dumps((function, args)), rank, ranks, folder, timeout, environ)
@@ -76,9 +75,8 @@ def _rank(
 ) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), **environ)
-    function, args = pickle.loads(
-        work
-    )  # imports what it needs only now, when the environment is as it should be
+    # Unpickling imports the modules of the function, so the environment must be set before it.
+    function, args = pickle.loads(work)
     store = dist.FileStore(str(Path(folder, "store")), ranks)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
@@ -93,6 +91,5 @@ def _rank(
     sys.stdout.flush()
     if error is None:
         dist.destroy_process_group()
-    os._exit(
-        0
-    )  # after an error other ranks may be gone, and a farewell to them would wait for the timeout
+    # After an error other ranks may be gone: a regular exit would wait for them until the timeout.
+    os._exit(0)

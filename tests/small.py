@@ -12,8 +12,8 @@ MATRICES = ["embed.weight", "up.weight", "down.weight"]
 
 
 class SmallModel(nn.Module):
-    """Smooth everywhere, so that two ways to compute the same step stay together for hundreds of
-    steps."""
+    """A smooth function of its weights, so that two implementations of the same step stay close for
+    hundreds of steps."""
 
     def __init__(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def loss_at(model: nn.Module, step: int) -> Tensor:
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, scheduler=None, step=None
 ) -> None:
-    """The plain training loop; ``step`` may be a compiled one."""
+    """A training loop; ``step`` may be a compiled ``optimizer.step``."""
     for t in steps:
         optimizer.zero_grad()
         loss_at(model, t).backward()

@@ -1,5 +1,5 @@
-"""The model that the tests of sharding train, how it is spread over processes, and one training
-loop for all of them."""
+"""For the tests of sharding: their model, the layouts that spread it over processes, and one
+training loop for all of them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STEPS = 20
 
 
 class Model(nn.Module):
-    """Matrices whose rows and columns four ranks cannot share evenly (7, 3), a stack of experts,
-    biases, a norm layer."""
+    """Matrices whose rows and columns cannot be divided evenly among four ranks (7, 3), a stack of
+    experts, biases, and a norm layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,6 +49,7 @@ def batch(step: int, part: int = 0, parts: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def whole(tensor: Any) -> Tensor:
+    """The whole tensor of a DTensor, and any other tensor as it is."""
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
@@ -81,8 +82,8 @@ def train(
 
 
 def optimizer(model: nn.Module, scope: Any, order: str, **settings: Any) -> AdamWN:
-    """Two groups; those of a scope of slices have matrices only, and the experts alone have two
-    axes to spare."""
+    """AdamWN with three groups: matrices, experts, and the rest, which is controlled only if the
+    scope fits vectors. The scope (0, 1) needs three axes, which only the experts have."""
     matrices = [(n, p) for n, p in model.named_parameters() if p.dim() > 1 and n != "experts"]
     experts = [(n, p) for n, p in model.named_parameters() if n == "experts"]
     rest = [(n, p) for n, p in model.named_parameters() if p.dim() < 2]
@@ -100,18 +101,16 @@ def optimizer(model: nn.Module, scope: Any, order: str, **settings: Any) -> Adam
 
 
 def shard(layout: str, model: nn.Module) -> tuple[int, int]:
-    """Spread the model over all ranks, and say which part of how many this rank has of each
-    batch."""
+    """Spread the model over all ranks. Returns (part, parts): this rank's share of each batch."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    everyone = init_device_mesh(
-        "cpu", (ranks,)
-    )  # by default FSDP2 would take the GPUs of a machine that has some
+    # Without a mesh, FSDP2 would use the GPUs of a machine that has some.
+    everyone = init_device_mesh("cpu", (ranks,))
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     if layout == "fsdp":
         fully_shard(model, mesh=everyone)
     elif layout == "fsdp with ignored parameters":
         fully_shard(model, mesh=everyone, ignored_params={model.down.weight, model.down.bias})
-        for p in (model.down.weight, model.down.bias):  # nobody averages their gradients, so we do
+        for p in (model.down.weight, model.down.bias):  # FSDP2 does not average their gradients
             p.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad.div_(ranks)))
     elif layout == "hybrid":
         fully_shard(

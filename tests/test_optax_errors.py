@@ -153,10 +153,10 @@ class TestErrors:
             NormControl(optax.sgd(0.1))
         with pytest.raises(
             TypeError,
-            match=r"The params hold a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn",
+            match=r"The params contain a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn",
         ):
             AdamWN([jnp.ones((2, 2))])
-        with pytest.raises(TypeError, match=r"The params hold a JAX array"):
+        with pytest.raises(TypeError, match=r"The params contain a JAX array"):
             AdamWN({"kernel": jnp.ones((2, 2))})
 
     def test_a_decay_that_is_not_used_gives_one_warning(self, monkeypatch):

@@ -198,7 +198,7 @@ def refuse_jax(params: Iterable[Any]) -> None:
     """Refuse JAX arrays."""
     if any(is_jax(p) for p in params):
         raise TypeError(
-            "The params hold a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn."
+            "The params contain a JAX array, and AdamWN is for torch: use normcontrol.optax.adamwn."
         )
 
 

@@ -1,5 +1,5 @@
-"""Layouts whose pieces are plain tensors: right when told the process group that shares the norm,
-refused where they show."""
+"""Layouts whose shards are plain tensors: with ``norm_group`` the norms are right, and without it
+the layouts that can be recognised are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def backward(model: nn.Module, step: int, part: int = 0, parts: int = 1) -> None
 
 
 def one_process(*models: nn.Module, **settings: Any) -> AdamWN:
-    """Train plain models together, as the layouts should."""
+    """Train whole models in one process: the result that the layouts must give."""
     opt = AdamWN([p for model in models for p in model.parameters()], **{**SETTINGS, **settings})
     for step in range(STEPS):
         opt.zero_grad()
@@ -53,8 +53,8 @@ def refusal(function: Any, *words: str) -> None:
 
 
 def pipeline() -> None:
-    """Two stages, of which each rank trains one; here both compute the whole model, and the
-    optimizers see their own part."""
+    """Two stages, one for each rank. In this test both ranks compute the whole model, and each
+    optimizer has the weights of its own stage."""
     rank = dist.get_rank()
     for settings in ({}, {"rms": 0.6, "ratio": None}, {"scope": "group", "order": "before"}):
         alone, model = Model(), Model()
@@ -73,7 +73,7 @@ def pipeline() -> None:
         if "scope" not in settings:
             assert_close(model, alone)
             assert relative(opt.norms()["global"].norm, one.norms()["global"].norm) < 1e-6
-        else:  # one group a stage is one group of all
+        else:  # the groups of the stages form one group
             assert relative(opt.norms()["group 0"].norm, one.norms()["group 0"].norm) < 1e-6
         gathered(opt)
         assert "all of them" in opt.report()
@@ -82,7 +82,7 @@ def pipeline() -> None:
             opt.step()
         assert comm.get_total_counts() == 1
 
-    # Copies lose the group, and say so instead of taking this rank's norm for all.
+    # Copies lose the process group, and refuse to step instead of using this rank's norm for all.
     for twin in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
         refusal(twin.step, "norm_group is lost", "opt.norm_group")
         twin.norm_group = dist.group.WORLD
@@ -90,7 +90,7 @@ def pipeline() -> None:
     opt.param_groups[0]["params"][0].requires_grad_(False)
     refusal(opt.step, "frozen or unfrozen", "norm_group")
 
-    # A rank without any controlled weight still lends a hand; when no rank has one, all refuse.
+    # A rank without controlled weights takes part in the sum. If no rank has any, all ranks refuse.
     weights = [nn.Linear(2, 2, bias=False).weight, nn.Parameter(torch.ones(2))]
     opt = AdamWN([weights[rank]], norm_group=dist.group.WORLD, norm=3.0, law="projection")
     for p in weights:
@@ -104,13 +104,13 @@ def pipeline() -> None:
     )
 
 
-def test_pipeline_stages():
+def test_pipeline_stages_train_as_one_process():
     run(pipeline, 2)
 
 
 def sharded_pipeline() -> None:
-    """Stages that are sharded themselves: two models stand for two stages, each FSDP2 over two of
-    four ranks."""
+    """Stages that are sharded themselves: two models are the two stages, each under FSDP2 over two
+    of four ranks."""
     alone = Model(), Model()
     with torch.no_grad():
         for p in alone[1].parameters():
@@ -138,7 +138,7 @@ def sharded_pipeline() -> None:
     )
 
 
-def test_pipeline_stages_that_are_sharded():
+def test_sharded_pipeline_stages_train_as_one_process():
     run(sharded_pipeline, 4)
 
 
@@ -157,10 +157,9 @@ def zero_redundancy() -> None:
             opt.step()
         return model, opt
 
-    told = functools.partial(
-        AdamWN, norm_group=dist.group.WORLD
-    )  # among its keywords ZeRO would put the group into its state
-    model, inside = trained(lambda m: ZeroRedundancyOptimizer(m.parameters(), told, **SETTINGS))
+    # Given as a keyword, ZeroRedundancyOptimizer would put the process group into its state.
+    grouped = functools.partial(AdamWN, norm_group=dist.group.WORLD)
+    model, inside = trained(lambda m: ZeroRedundancyOptimizer(m.parameters(), grouped, **SETTINGS))
     assert_close(model, alone)
     assert relative(inside.optim.norms()["global"].norm, one.norms()["global"].norm) < 1e-6
     settings = {k: v for k, v in SETTINGS.items() if k != "lr"}
@@ -182,7 +181,7 @@ def zero_redundancy() -> None:
     saved = [inside.state_dict() if rank == 0 else None]
     dist.broadcast_object_list(saved, src=0)
     again = ZeroRedundancyOptimizer(
-        [nn.Parameter(2 * p.detach()) for p in Model().parameters()], told, **SETTINGS
+        [nn.Parameter(2 * p.detach()) for p in Model().parameters()], grouped, **SETTINGS
     )
     assert not torch.equal(
         again.optim.param_groups[0]["control"]["reference"],
@@ -196,7 +195,7 @@ def zero_redundancy() -> None:
     assert int(again.optim.param_groups[0]["control"]["step"]) == STEPS
 
 
-def test_zero_redundancy_optimizer():
+def test_inside_and_around_zero_redundancy_optimizer_it_trains_as_one_process():
     run(zero_redundancy, 2)
 
 
@@ -218,14 +217,14 @@ def fsdp1() -> None:
             ),
             "flat",
         )
-        told = {"norm_group": dist.group.WORLD, **SETTINGS}
+        settings = {"norm_group": dist.group.WORLD, **SETTINGS}
         refusal(
-            lambda s=spread, t=told: AdamWN(s.parameters(), **t),
+            lambda s=spread, t=settings: AdamWN(s.parameters(), **t),
             "Nothing would be controlled",
             "controlled=True",
         )
         refusal(
-            lambda s=spread, t=told: AdamWN(
+            lambda s=spread, t=settings: AdamWN(
                 [{"params": s.parameters(), "controlled": True, "scope": "tensor"}], **t
             ),
             "whole tensors",
@@ -245,7 +244,7 @@ def fsdp1() -> None:
             ]
 
         one = AdamWN(groups(alone), **SETTINGS)
-        opt = AdamWN(groups(spread), **told)
+        opt = AdamWN(groups(spread), **settings)
         for step in range(STEPS):
             for m, o, at in ((alone, one, (0, 1)), (spread, opt, (rank, ranks))):
                 o.zero_grad()
@@ -260,7 +259,7 @@ def fsdp1() -> None:
             for p, q in zip(model.parameters(), alone.parameters(), strict=True):
                 assert relative(p.detach().view_as(q), q.detach()) < 1e-6
 
-        # FSDP1's own state dict holds one reference norm a group, whoever holds the weights.
+        # FSDP1's own state dict has one reference norm for each group, on all ranks.
         saved = FullyShardedDataParallel.optim_state_dict(spread, opt)
         assert saved["param_groups"][0]["control"]["reference"].numel() == 1
         norm0 = opt.param_groups[0]["control"]["reference"].clone()
@@ -269,13 +268,13 @@ def fsdp1() -> None:
         assert int(opt.param_groups[0]["control"]["step"]) == STEPS
 
 
-def test_fsdp1_flat_parameters():
+def test_fsdp1_needs_norm_group_and_then_trains_as_one_process():
     run(fsdp1, 2)
 
 
 def zero_partitions() -> None:
-    """What ZeRO does behind an optimizer's back: its tensors become this rank's part of one long
-    vector."""
+    """What ZeRO does after construction: it replaces the optimizer's tensors by this rank's shard
+    of one long vector."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     alone, model = Model(), Model()
     one = AdamWN([{"params": alone.parameters(), "controlled": True}], **SETTINGS)
@@ -287,10 +286,10 @@ def zero_partitions() -> None:
         opt.param_groups[0]["params"] = [mine]
         return mine
 
-    blind = AdamWN([{"params": params, "controlled": True}], **SETTINGS)
-    mine = partition(blind)
+    without_group = AdamWN([{"params": params, "controlled": True}], **SETTINGS)
+    mine = partition(without_group)
     mine.grad = torch.ones_like(mine)
-    refusal(blind.step, "its tensors were replaced", "norm_group")
+    refusal(without_group.step, "its tensors were replaced", "norm_group")
 
     opt = AdamWN([{"params": params, "controlled": True}], norm_group=dist.group.WORLD, **SETTINGS)
     mine = partition(opt)
@@ -316,5 +315,5 @@ def zero_partitions() -> None:
     refusal(lambda: AdamWN([megatron]), "Megatron", "norm_group")
 
 
-def test_zero_partitions():
+def test_partitions_of_zero_need_norm_group_and_then_train_as_one_process():
     run(zero_partitions, 2)

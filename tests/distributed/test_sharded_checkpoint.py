@@ -1,5 +1,5 @@
-"""torch.distributed.checkpoint: saved on so many ranks and resumed on others, to the same result,
-with exact references."""
+"""torch.distributed.checkpoint: a run saved on some number of ranks and resumed on another ends in
+the same result, and the reference norms are restored exactly."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CASES = [("global", "after", False), ("row", "before", True)]  # and flattened o
 
 
 def spread_over_all(model: nn.Module) -> tuple[int, int]:
-    """Every world size trains the same model: FSDP2 where there are ranks to share it, plainly on
-    one."""
+    """Spread the model with FSDP2 if there are several ranks. Returns this rank's share of each
+    batch."""
     return shard("fsdp", model) if dist.get_world_size() > 1 else (0, 1)
 
 
@@ -40,7 +40,8 @@ def references(opt: AdamWN) -> list[Tensor]:
 
 
 def save_half_way(folder: str) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Train, saving half-way; the references and final weights of the uninterrupted runs."""
+    """Train and save half-way. Returns the references and final weights of the uninterrupted
+    runs."""
     results = []
     for scope, order, flatten in CASES:
         model = Model()
@@ -62,7 +63,7 @@ def resume(folder: str, expected: list[tuple[list[Tensor], list[Tensor]]]) -> No
             for p in model.parameters():
                 p.mul_(3.0)
         part = spread_over_all(model)
-        opt = optimizer(model, scope, order, ratio=1.0, rate=0.5)  # what is stored wins
+        opt = optimizer(model, scope, order, ratio=1.0, rate=0.5)  # replaced by the stored settings
         options = StateDictOptions(flatten_optimizer_state_dict=flatten)
         weights, state = get_state_dict(model, opt, options=options)
         dcp.load({"model": weights, "opt": state}, checkpoint_id=Path(folder, scope))
@@ -86,7 +87,7 @@ def test_a_run_saved_on_some_ranks_resumes_on_others_to_the_same_result(
 
 
 def flat(state: Any, prefix: str = "") -> dict[str, Any]:
-    """A state dict as one level of names, tensors made whole."""
+    """A state dict with one level of names, and with whole tensors in place of DTensors."""
     if isinstance(state, dict):
         return {
             k: v for key, value in state.items() for k, v in flat(value, f"{prefix}.{key}").items()
@@ -96,7 +97,7 @@ def flat(state: Any, prefix: str = "") -> dict[str, Any]:
             k: v for i, value in enumerate(state) for k, v in flat(value, f"{prefix}.{i}").items()
         }
     if isinstance(state, tuple):
-        state = list(state)  # torch makes lists of tuples on the way, betas among them
+        state = list(state)  # torch turns tuples such as betas into lists
     return {prefix: whole(state).cpu().clone() if isinstance(state, Tensor) else state}
 
 
@@ -111,8 +112,8 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 
 
 def every_option() -> dict[Any, Any]:
-    """Get in every combination, and set back in all that torch can set back for its own AdamW; full
-    states of rank 0."""
+    """Get the state with every combination of options, and set it with each combination that torch
+    supports for its own AdamW. Returns the full states of rank 0."""
     rank = dist.get_rank()
     whole_states = {}
     for scope, layout in ((0, 1), "fsdp"), ("global", "tensor parallel"):
@@ -134,13 +135,11 @@ def every_option() -> dict[Any, Any]:
             state = get_optimizer_state_dict(model, opt, options=options)
             if full and offload:
                 assert bool(state) == (rank == 0)
-            if (
-                full and flatten
-            ):  # torch cannot set these back onto shards, for any optimizer; one process can
+            if full and flatten:  # torch can set these states in a single process only
                 whole_states[scope, layout, offload, broadcast] = dict(state)
                 continue
             if full and offload and not broadcast:
-                continue  # the other ranks hold nothing, and nobody sends it to them
+                continue  # the other ranks have no state, and it is not broadcast to them
             other = Model()
             with torch.no_grad():
                 for p in other.parameters():
@@ -164,7 +163,7 @@ def every_option() -> dict[Any, Any]:
     return whole_states
 
 
-def test_every_option_of_the_state_dict_brings_back_the_same_state():
+def test_every_option_of_the_state_dict_restores_the_same_state():
     states = run(every_option, 2)[0]
     flattened = [key for key in states if len(key) == 4]
     assert len(flattened) == 2 * 4
@@ -182,8 +181,8 @@ def test_every_option_of_the_state_dict_brings_back_the_same_state():
 
 
 def dummy_step() -> None:
-    """A save or load before the first step, or at any time for an optimizer without state, runs a
-    step that must do nothing."""
+    """Getting the state before the first step, or at any time if the optimizer has no state, makes
+    torch run a dummy step. It must change nothing."""
     kinds: list[Any] = [
         lambda m: AdamWN(m.parameters(), ratio=2.0, rate=1.0),
         lambda m: AdamWN(m.parameters(), lr=torch.tensor(1e-3), ratio=2.0, rate=1.0),
@@ -205,8 +204,8 @@ def dummy_step() -> None:
             assert int(opt.param_groups[0]["control"]["step"]) == calls == step
             train(model, opt, *part, steps=range(step, step + 1))
         assert not torch.equal(whole(model.up.weight), before[0])
-    # A learning rate that starts at zero is no dummy step, on any rank: rank 1 holds nothing of
-    # this matrix and its gradient.
+    # A step with a learning rate of zero is not a dummy step, on any rank. Rank 1 has no elements
+    # of this matrix and its gradient.
     for rate in (0.0, 0.1):
         model = nn.Linear(4, 1, bias=False)
         initial = model.weight.detach().clone()
@@ -228,13 +227,12 @@ def save_in_the_background(folder: str) -> None:
     train(model, opt, *part, steps=range(HALF))
     weights, state = get_state_dict(model, opt)
     expected = flat(state), flat(weights)
-    talking = dist.new_group(
-        backend="gloo"
-    )  # of its own: the training's collectives must not meet those of the save
+    # A separate process group, so that the collectives of training and of the save do not mix.
+    group = dist.new_group(backend="gloo")
     saving = dcp.async_save(
-        {"model": weights, "opt": state}, checkpoint_id=folder, process_group=talking
+        {"model": weights, "opt": state}, checkpoint_id=folder, process_group=group
     )
-    train(model, opt, *part, steps=range(HALF, STEPS))  # goes on while it is being written
+    train(model, opt, *part, steps=range(HALF, STEPS))  # while the checkpoint is being written
     saving.result()
 
     model = Model()
@@ -248,5 +246,5 @@ def save_in_the_background(folder: str) -> None:
     assert int(opt.param_groups[0]["control"]["step"]) == HALF
 
 
-def test_a_save_in_the_background_holds_the_moment_it_was_asked_for(tmp_path):
+def test_a_save_in_the_background_contains_the_state_at_the_call(tmp_path):
     run(save_in_the_background, 2, str(tmp_path))

@@ -1,4 +1,4 @@
-"""FSDP2 over NCCL on one CUDA device: the same weights as plain tensors, without waiting for the
+"""FSDP2 over NCCL on one CUDA device: the same weights as whole tensors, without waiting for the
 device."""
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def train(model: nn.Module, opt: torch.optim.Optimizer, steps: range, waits: boo
 @pytest.mark.parametrize("order", ["after", "before"])
 @pytest.mark.parametrize("scope", ["global", "tensor", "row", "col"])
 @pytest.mark.parametrize("how", [{}, {"foreach": True}, {"norm_group": True}])
-def test_fsdp2_over_nccl_matches_plain_tensors_and_never_waits_for_the_device(how, scope, order):
+def test_fsdp2_over_nccl_matches_whole_tensors_and_never_waits_for_the_device(how, scope, order):
     alone = Model().cuda()
     model = copy.deepcopy(alone)
     fully_shard(model, mesh=init_device_mesh("cuda", (1,)))
-    told = {"norm_group": dist.group.WORLD} if "norm_group" in how else how
+    settings = {"norm_group": dist.group.WORLD} if "norm_group" in how else how
     matrices = (
         {"params": [p for p in alone.parameters() if p.dim() > 1]},
         {"params": [p for p in model.parameters() if p.dim() > 1]},
     )
     own = {} if "norm_group" in how else how
     one = AdamWN([matrices[0]], scope=scope, order=order, **own, **SETTINGS)
-    opt = AdamWN([matrices[1]], scope=scope, order=order, **told, **SETTINGS)
+    opt = AdamWN([matrices[1]], scope=scope, order=order, **settings, **SETTINGS)
     train(alone, one, range(20))
     train(model, opt, range(20), waits=False)
     for p, q in zip(model.parameters(), alone.parameters(), strict=True):
@@ -82,9 +82,8 @@ def test_offloaded_weights_are_measured_on_the_host_and_added_up_on_the_device()
     train(alone, one, range(5))
     train(model, opt, range(5))
     for p, q in zip(model.parameters(), alone.parameters(), strict=True):
-        assert (
-            relative(whole(p).cuda(), q.detach()) < 1e-5
-        )  # Adam itself rounds otherwise on the host
+        # Adam itself rounds differently on the host.
+        assert relative(whole(p).cuda(), q.detach()) < 1e-5
 
 
 def test_a_checkpoint_from_the_device_resumes_there(tmp_path):
@@ -113,10 +112,9 @@ def test_a_checkpoint_from_the_device_resumes_there(tmp_path):
         assert relative(whole(p), whole(q)) < 1e-6
 
 
-def pieces() -> None:
-    """Several processes on one device, over gloo: matrices of which some ranks hold nothing. gloo
-    adds up on a device, and does nothing else there: the pieces are cut, and compared, without
-    it."""
+def shards() -> None:
+    """Several processes on one device, over gloo, with matrices of which some ranks have no rows.
+    On a device gloo supports sums only, so the shards are cut and compared without it."""
     torch.cuda.set_device(0)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(0)
@@ -126,13 +124,13 @@ def pieces() -> None:
     ]
     mesh = init_device_mesh("cuda", (ranks,))
 
-    def piece(value: torch.Tensor) -> torch.Tensor:
+    def shard(value: torch.Tensor) -> torch.Tensor:
         chunks = value.chunk(ranks)
         return chunks[rank].clone() if rank < len(chunks) else value[:0].clone()
 
     def spread(value: torch.Tensor) -> DTensor:
         return DTensor.from_local(
-            piece(value),
+            shard(value),
             mesh,
             [Shard(0)],
             run_check=False,
@@ -143,8 +141,8 @@ def pieces() -> None:
     for scope, order, own in itertools.product(
         ("global", "tensor", "row", "col"), ("after", "before"), (True, False)
     ):
-        plain = [nn.Parameter(v.clone()) for v in values]
-        pieces = [nn.Parameter(spread(v)) for v in values]
+        whole_tensors = [nn.Parameter(v.clone()) for v in values]
+        sharded = [nn.Parameter(spread(v)) for v in values]
         settings = {
             "scope": scope,
             "order": order,
@@ -152,17 +150,17 @@ def pieces() -> None:
             "max_grad_norm": 1.0,
             **SETTINGS,
         }
-        one, opt = AdamWN(plain, **settings), AdamWN(pieces, **settings)
+        one, opt = AdamWN(whole_tensors, **settings), AdamWN(sharded, **settings)
         for step in range(10):
             generator = torch.Generator().manual_seed(step)
-            for p, q in zip(plain, pieces, strict=True):
+            for p, q in zip(whole_tensors, sharded, strict=True):
                 p.grad = torch.randn(p.shape, generator=generator).cuda()
                 q.grad = spread(p.grad)
             one.step()
             opt.step()
         assert (opt.implementation == "Triton kernels") == own, opt.implementation
-        for p, q in zip(plain, pieces, strict=True):
-            mine = piece(p.detach())
+        for p, q in zip(whole_tensors, sharded, strict=True):
+            mine = shard(p.detach())
             assert mine.numel() == 0 or relative(q.to_local().detach(), mine) < 1e-6, (
                 rank,
                 scope,
@@ -171,5 +169,5 @@ def pieces() -> None:
             )
 
 
-def test_pieces_on_several_processes_match_whole_tensors():
-    run(pieces, 4, timeout=120)
+def test_shards_on_several_processes_match_whole_tensors():
+    run(shards, 4, timeout=120)

@@ -1,4 +1,5 @@
-"""DDP needs no sharding: every rank has the whole weights, also with gradient accumulation."""
+"""DDP, where every rank has the whole weights, and gradient accumulation: the weights are those of
+one process."""
 
 from __future__ import annotations
 
@@ -12,8 +13,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
-
-W = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 12.0]])  # rows of norms 5, 0 and 12: 13 together
 
 
 def ddp() -> None:
@@ -33,7 +32,7 @@ def ddp() -> None:
 
 
 def accumulation() -> None:
-    """Two micro-batches a step under no_sync are one batch of both."""
+    """Two micro-batches in a step, the first under no_sync, give the step of the whole batch."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for kind in ("ddp", "fsdp"):
         alone, model = Model(), Model()
@@ -62,9 +61,9 @@ def accumulation() -> None:
             assert relative(whole(p), q.detach()) < 1e-6, kind
 
 
-def test_ddp_needs_nothing():
+def test_ddp_trains_as_one_process_without_a_collective_in_the_step():
     run(ddp, 2)
 
 
-def test_gradient_accumulation_without_sync():
+def test_accumulated_gradients_give_the_step_of_the_whole_batch():
     run(accumulation, 2)

@@ -27,13 +27,11 @@ SCRIPTS = {
 
 
 def execute(path: str) -> str:
-    """A script as torchrun would start it, in a process group that is there already; what it
+    """Run a script as torchrun would, in the process group that exists already. Returns what it
     prints."""
     dist.init_process_group = lambda *_, **__: None
     dist.destroy_process_group = lambda *_, **__: None
-    tempfile.tempdir = (
-        None  # the process that this one was forked from may have looked where files go already
-    )
+    tempfile.tempdir = None  # the parent process may have chosen a folder before TMPDIR was set
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(path, run_name="__main__")
     return printed.getvalue()

@@ -19,8 +19,8 @@ STEPS, TIMEOUT = 8, 6
 
 
 def train_with_checkpoints(folder: str, fault: str | None) -> tuple[str, float] | list[Tensor]:
-    """Train, saving every other step and resuming from the last save; the last rank may fail just
-    before its sixth step."""
+    """Resume from the last save if there is one, and train, saving after every second step. With a
+    fault, the last rank fails in its sixth step."""
     model = Model()
     part = shard("fsdp", model)
     opt = optimizer(model, "global", "after")
@@ -47,8 +47,8 @@ def train_with_checkpoints(folder: str, fault: str | None) -> tuple[str, float] 
 
 
 def fail(fault: str | None) -> None:
-    """Between the gradients and the norms, where nothing but the control's own collective can
-    notice."""
+    """Fail on the last rank, between the gradients and the norms: only the collective of the
+    controller can notice it."""
     if dist.get_rank() == dist.get_world_size() - 1:
         if fault == "hangs":
             time.sleep(2 * TIMEOUT)
@@ -56,7 +56,7 @@ def fail(fault: str | None) -> None:
 
 
 @pytest.mark.parametrize("fault", ["dies", "hangs"])
-def test_a_lost_rank_is_an_error_in_time_and_fewer_ranks_finish_the_run(tmp_path, fault):
+def test_a_lost_rank_is_an_error_within_the_timeout_and_fewer_ranks_finish_the_run(tmp_path, fault):
     *others, _ = run(train_with_checkpoints, 4, str(tmp_path), fault, timeout=TIMEOUT, died=(3,))
     for message, seconds in others:
         assert "The norms could not be summed over the ranks [0, 1, 2, 3]" in message

@@ -1,5 +1,5 @@
-"""Norms under sharding: exact by hand, the same on all ranks, at the price of one collective a step
-or none."""
+"""Norms under sharding: equal to values computed by hand, the same on all ranks, with at most one
+collective in each step."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ W = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 12.0]])  # rows of norms 5, 0 an
 
 
 def controlled(*weights: torch.Tensor, **settings: Any) -> tuple[list[nn.Parameter], NormControl]:
-    params = [
-        nn.Parameter(w.clone()) for w in weights
-    ]  # a replica is no copy: without it W itself would be scaled
+    # Cloned, because a replicated DTensor shares the memory of W, which would be scaled.
+    params = [nn.Parameter(w.clone()) for w in weights]
     for p in params:
         p.grad = torch.zeros_like(p)
     return params, NormControl(torch.optim.SGD(params, lr=1.0), law="projection", **settings)
@@ -35,16 +34,15 @@ def unequal_shards() -> None:
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2,))
     (p,), opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), norm=26.0)
-    assert (
-        p.to_local().tolist() == W.tolist()[2 * rank : 2 * rank + 2]
-    )  # two rows here, one there: local norms of 5 and of 12
+    # Rank 0 has two rows and the local norm 5; rank 1 has one row and the local norm 12.
+    assert p.to_local().tolist() == W.tolist()[2 * rank : 2 * rank + 2]
     opt.step()
     assert opt.norms()["global"].norm.item() == 26
     assert opt.norms()["global"].scale.item() == 2  # not 26/5 on one rank and 26/12 on the other
     assert p.to_local().tolist() == (2 * W).tolist()[2 * rank : 2 * rank + 2]
 
-    # The columns' norms need both ranks, the rows' do not; the row of zeros has no direction, and
-    # stays.
+    # The norms of columns are summed over both ranks; those of rows are not. The row of zeros has
+    # no direction and does not change.
     (p,), opt = controlled(distribute_tensor(W, mesh, [Shard(0)]), norm=1.0, scope="col")
     opt.step()
     assert torch.equal(whole(p), W / torch.tensor([3.0, 160.0**0.5]))
@@ -54,7 +52,8 @@ def unequal_shards() -> None:
     assert opt.norms()["group0.tensor0"].norm.tolist() == [10.0, 0.0, 10.0]
     assert opt.norms()["group0.tensor0"].target.tolist() == [10.0, 10.0, 10.0]
 
-    # A rank that holds nothing, a replica, and a plain tensor: 13, 13 and 13, each counted once.
+    # One row, of which rank 1 has no elements, a replica, and a tensor that is not a DTensor: each
+    # has norm 13 and is counted once.
     one_row = distribute_tensor(
         torch.full((1, 2), 13 / 2**0.5, dtype=torch.float64), mesh, [Shard(0)]
     )
@@ -67,7 +66,7 @@ def unequal_shards() -> None:
     assert torch.allclose(params[2], 4 * W)
     assert params[0].to_local().shape == ((1, 2) if rank == 0 else (0, 2))
 
-    # Tensor by tensor, DTensors of the same shape are not taken for one another.
+    # With a norm for each tensor, DTensors of the same shape are not confused.
     params, opt = controlled(
         distribute_tensor(W, mesh, [Shard(0)]),
         distribute_tensor(3 * W, mesh, [Shard(0)]),
@@ -78,12 +77,13 @@ def unequal_shards() -> None:
     assert all(relative(whole(p), W) < 1e-7 for p in params)
 
 
-def test_unequal_shards_by_hand():
+def test_norms_of_unequal_shards_are_those_computed_by_hand():
     run(unequal_shards, 2)
 
 
 def replicas() -> None:
-    """On a 2-D mesh every way to lie counts once: seven tensors of norm 13, and a plain one."""
+    """On a 2-D mesh every placement is counted once: seven DTensors of norm 13, and one tensor that
+    is not a DTensor."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     ways = [
         (Shard(0), Shard(1)),
@@ -103,9 +103,8 @@ def replicas() -> None:
     with CommDebugMode() as comm:
         opt.step()
     assert comm.get_total_counts() == 1
-    assert (
-        abs(opt.norms()["global"].norm.item() - 2 * 13 * 8**0.5) < 1e-5
-    )  # norms of single tensors are float32 sums
+    # Norms of single tensors are summed in float32.
+    assert abs(opt.norms()["global"].norm.item() - 2 * 13 * 8**0.5) < 1e-5
     assert all(torch.equal(whole(p), 2 * W) for p in params)
     for scope in ("tensor", "row", "col"):
         params, opt = (
@@ -122,9 +121,9 @@ def replicas() -> None:
             assert torch.allclose(
                 norms[norms > 0], torch.tensor(26.0 if scope == "tensor" else 2.0)
             )
-        gathered(opt)  # the same bits everywhere
+        gathered(opt)  # the same bits on all ranks
 
-    # Replicas in other words: two meshes of half the world each, none of which knows of the other.
+    # Replicas in another form: two separate meshes of half the ranks each.
     half = mesh["tp"]
     (p,), opt = controlled(distribute_tensor(W, half, [Shard(0)]), ratio=2.0)
     opt.step()
@@ -148,15 +147,10 @@ def collectives() -> None:
         named = dict(model.named_parameters())
         for p in named.values():
             p.grad = torch.ones_like(p)
-        # Rows on row shards need no sum; nor does what tensor parallelism splits along the very
-        # axes that the scopes keep.
-        free = (
-            ("mixed",)
-            if layout == "tensor parallel"
-            else ()
-            if layout == "fsdp and tensor parallel"
-            else ("row",)
-        )
+        # The scopes that need no sum over ranks: rows of row shards, and in "mixed" the tensors
+        # that tensor parallelism splits along the axes of their scope.
+        local_scopes = {"tensor parallel": ("mixed",), "fsdp and tensor parallel": ()}
+        free = local_scopes.get(layout, ("row",))
         for scope in ("global", "group", "tensor", "row", "col", "mixed"):
             if scope == "mixed":  # four sets of four scopes
                 owns = [("up", "row"), ("down", "col"), ("experts", "tensor"), ("head", "group")]
@@ -183,7 +177,7 @@ def collectives() -> None:
                 opt.norms()
             assert comm.get_total_counts() == 0 or scope in ("row", "mixed", "col"), (layout, scope)
 
-        # Clipping within the step sees the norm of all gradients, whatever they lie on.
+        # Clipping within the step uses the norm of all gradients, whatever their placements.
         opt = AdamWN(model.parameters(), max_grad_norm=0.5)
         opt.step()
         elements = sum(p.numel() for p in named.values())
@@ -199,7 +193,7 @@ def test_one_collective_serves_all_norms_of_a_step_and_rows_on_row_shards_need_n
 
 
 def settings_and_tools() -> None:
-    """What people do with an optimizer: read, freeze, replay, average, scale gradients."""
+    """Uses of an optimizer besides training: reports, freezing, averages, traces, low precision."""
     ranks = dist.get_world_size()
 
     def both(scope: str = "global", freeze: bool = False, **settings: Any):
@@ -224,9 +218,8 @@ def settings_and_tools() -> None:
                 relative(whole(p), q.detach()) < 1e-6
                 for p, q in zip(model.parameters(), alone.parameters(), strict=True)
             )
-            assert (
-                opt.report().split("\n\n")[1:] == one.report().split("\n\n")[1:]
-            )  # but for the implementation
+            # The first paragraph names the implementation, which differs.
+            assert opt.report().split("\n\n")[1:] == one.report().split("\n\n")[1:]
     (alone, one), (model, opt) = both(freeze=True)
     assert all(
         relative(whole(p), q.detach()) < 1e-6
@@ -234,7 +227,7 @@ def settings_and_tools() -> None:
     )
     assert relative(opt.norms()["global"].ratio, one.norms()["global"].ratio) < 1e-6
 
-    # An average of the weights is put back on target.
+    # An average of the weights is scaled back to the target.
     for scope in ("global", "row"):
         _, (model, opt) = both(scope)
         average = Model()
@@ -254,7 +247,7 @@ def settings_and_tools() -> None:
             total = torch.stack([whole(p).double().norm() for p in average.parameters()]).norm()
             assert relative(total, opt.norms()["global"].target) < 1e-6
 
-    # A trace of a sharded run is that of the whole weights.
+    # The trace of a sharded run has the norms of the whole weights.
     traces, predictions = [], []
     for layout in (None, "fsdp"):
         model = Model()
@@ -290,13 +283,13 @@ def settings_and_tools() -> None:
         assert not torch.equal(found[0], values)
 
 
-def test_settings_reports_averages_traces_and_low_precision():
+def test_settings_reports_averages_traces_and_rounding_are_those_of_whole_tensors():
     run(settings_and_tools, 2)
 
 
 def overflow() -> None:
-    """An overflow on one rank alone skips the step on all of them, also where the step itself is
-    told of it."""
+    """An overflow on one rank skips the step on all ranks, also with ``fused``, where GradScaler
+    calls the step and passes ``found_inf``."""
     for fused in (False, True):
         model = Model()
         shard("fsdp", model)
@@ -335,9 +328,8 @@ def refused() -> None:
     )
     _, opt = controlled(ragged, ratio=2.0)
     opt.step()
-    assert (
-        abs(opt.norms()["global"].norm.item() - 2 * 50**0.5) < 1e-12
-    )  # a row of 5 there; rows of 5 and 0 here
+    # Rank 0 has a row of norm 5; rank 1 has rows of norms 5 and 0.
+    assert abs(opt.norms()["global"].norm.item() - 2 * 50**0.5) < 1e-12
     with pytest.raises(ValueError, match=r"not how torch.chunk splits it"):
         controlled(ragged, norm=2.0, scope="row")
 
@@ -365,5 +357,5 @@ def copies() -> None:
     )
 
 
-def test_a_copy_of_a_sharded_optimizer_goes_on_alike():
+def test_a_copy_of_a_sharded_optimizer_continues_in_the_same_bits():
     run(copies, 2)

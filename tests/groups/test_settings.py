@@ -228,7 +228,7 @@ def test_a_state_in_which_other_tensors_were_controlled():
     assert_refused(
         opt,
         saved(),
-        r"holds 3 reference norms, but 8 are needed: other tensors were controlled when it was saved",
+        r"contains 3 reference norms, but 8 are needed: other tensors were controlled when it was saved",
     )
 
 

@@ -22,7 +22,7 @@ from normcontrol.lab.training.run_folder import CONFIG
 
 
 def start(config: Config, out: Path) -> subprocess.Popen:
-    """Begin or go on with a run, in a process of its own."""
+    """Start or continue a run, in a process of its own."""
     if not (out / CONFIG).exists():
         out.mkdir(parents=True, exist_ok=True)
         config.save(out / CONFIG)

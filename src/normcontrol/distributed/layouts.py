@@ -79,8 +79,8 @@ def _check_whole(names: Sequence[str], params: Sequence[Tensor], scope: Scope) -
         if p.dim() < 2 or getattr(p, "_fsdp_flattened", False):
             raise ValueError(
                 f"scope={scope.name!r} needs whole tensors, but under norm_group {name} is flat, "
-                "like the shards of FSDP1 and ZeRO, in which tensors and rows cannot be told "
-                "apart. Use scope='global' or 'group', or FSDP2, whose DTensors know what they are."
+                "like the shards of FSDP1 and ZeRO, in which the bounds of tensors and rows are "
+                "not known. Use scope='global' or 'group', or FSDP2, whose DTensors know them."
             )
 
 

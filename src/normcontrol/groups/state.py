@@ -92,8 +92,8 @@ def restored(index: int, given: Group, live: Group) -> Group:
     have, got = (state["reference"] for state in (live[CONTROL], given[CONTROL]))
     if got.shape != have.shape:
         raise ValueError(
-            f"The state of group {index} holds {got.numel()} reference norms, but {have.numel()} "
-            "are needed: other tensors were controlled when it was saved. Control the same ones, "
+            f"The state of group {index} contains {got.numel()} reference norms, but {have.numel()}"
+            " are needed: other tensors were controlled when it was saved. Control the same ones, "
             "or start again without this state."
         )
     group = {**given, CONTROL: ControlState(given[CONTROL])}

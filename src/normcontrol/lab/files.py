@@ -44,7 +44,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except ValueError as error:
         raise LabError(
-            f"{path} is not readable as JSON ({error}): restore it from a copy, or make it anew."
+            f"{path} is not readable as JSON ({error}): restore it from a copy, or delete it."
         ) from None
 
 

@@ -67,12 +67,12 @@ class FoldedStepper(PlainStepper):
         if folded is None or s.settings.get("order") == "before" or torch.compiler.is_compiling():
             super().multiply_(s, scale)
         elif not folded.skipped:
-            asked = scale.item()
-            missed = asked / folded.factor
+            wanted = scale.item()
+            missed = wanted / folded.factor
             if abs(missed - 1) > TOLERANCE:
                 self.multiply_local_(s, torch.tensor(missed, dtype=torch.float32))
-            guess = torch.tensor(next_scale(asked, folded.last), dtype=torch.float32)
-            folded.last, folded.guess = asked, guess.item()
+            guess = torch.tensor(next_scale(wanted, folded.last), dtype=torch.float32)
+            folded.last, folded.guess = wanted, guess.item()
 
     def hand_over(self) -> None:
         for s, folded in self.__dict__.get("folded", {}).items():

@@ -45,4 +45,4 @@ def test_text_from_a_checkpoint(trained, capsys):
 
 def test_a_folder_without_a_run_has_no_text(tmp_path, capsys):
     assert main(["sample", str(tmp_path)]) == 1
-    assert "holds no run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err

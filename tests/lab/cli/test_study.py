@@ -37,7 +37,7 @@ def test_the_commands_verdict_and_report(config, tmp_path, capsys):
     assert main(["report", out]) == 0
     assert f"The page is {out}/index.html." in capsys.readouterr().out
     assert main(["verdict", str(tmp_path / "nowhere")]) == 1
-    assert "holds no study: there is no study.json in it" in capsys.readouterr().err
+    assert "contains no study: there is no study.json in it" in capsys.readouterr().err
 
 
 def test_study_and_verdict_need_few_packages(study, tmp_path):

@@ -155,12 +155,12 @@ def test_another_challenge_in_the_same_folder_is_refused(finished, config, capsy
     assert (
         main(["challenge", "--out", str(finished), *flags(config.with_(steps=31, rate=0.5))]) == 1
     )
-    assert "holds another challenge: steps was 30 and is 31 now" in capsys.readouterr().err
+    assert "contains another challenge: steps was 30 and is 31 now" in capsys.readouterr().err
 
 
 def test_a_study_in_the_same_folder_is_refused(finished, study, capsys):
     assert main(["study", study, "--out", str(finished)]) == 1
-    assert "holds another study: its study was 'challenge'" in capsys.readouterr().err
+    assert "contains another study: its study was 'challenge'" in capsys.readouterr().err
     assert main(["study", "challenge"]) == 1
     assert "A challenge is run by a command of its own" in capsys.readouterr().err
 
@@ -176,7 +176,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(config, tmp_path, capsys):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Stopped, and saved. The same command goes on from there." in said
+    assert "Stopped, and saved. To continue, give the same command again." in said
     stopped = metrics.read(out / "arms/adamw/seed-0")
     assert main(asked) == 0
     whole = tmp_path / "whole"

@@ -1,4 +1,4 @@
-"""Studies are opened by name, from a file, and from their folders, which hold one study each."""
+"""Studies are opened by name, from a file, and from their folders, each of which contains one study."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_two_studies_do_not_mix(study, tmp_path, config, capsys):
     out = tmp_path / "out"
     begin(out, study, "tiny")
     with pytest.raises(
-        LabError, match="holds another study: its scale was 'tiny' and is 'small' now"
+        LabError, match="contains another study: its scale was 'tiny' and is 'small' now"
     ):
         begin(out, study, "small")
-    with pytest.raises(LabError, match="holds another study: its study was "):
+    with pytest.raises(LabError, match="contains another study: its study was "):
         begin(out, study.replace("decays", "spoiled"), "tiny")
 
 

@@ -23,7 +23,7 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     assert main(["study", "--replay", str(out), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert said.count("the same, bit for bit") == 2
-    assert "All are what they were." in said
+    assert "All cells gave the same results." in said
     path = sorted((out / "cells").glob("*.jsonl"))[0]
     record = records.read(path)
     assert (

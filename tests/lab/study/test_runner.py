@@ -1,4 +1,4 @@
-"""The runner: cells are never run twice, and a study that was stopped in any way goes on."""
+"""The runner: cells are never run twice, and a stopped study continues, however it was stopped."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fakes import record_files
@@ -18,6 +19,12 @@ from normcontrol.lab.study import worker
 from normcontrol.lab.study.records import write
 from normcontrol.lab.study.runner import Runner
 from normcontrol.lab.training import metrics
+
+
+def command(study: str, out: Path) -> list[str]:
+    """The command that runs a study in a process of its own."""
+    python = [sys.executable, "-m", "normcontrol.lab"]
+    return [*python, "study", study, "--out", str(out), "--device", "cpu"]
 
 
 def test_a_study_from_a_file_runs_all_cells_the_later_ones_chosen_by_the_earlier(
@@ -52,20 +59,9 @@ def test_several_workers_give_the_same_numbers_as_one(study, tmp_path):
     }
 
 
-def test_a_killed_study_goes_on_where_it_was(study, tmp_path):
+def test_a_killed_study_continues_where_it_was(study, tmp_path):
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "normcontrol.lab",
-        "study",
-        study,
-        "--out",
-        str(out),
-        "--device",
-        "cpu",
-    ]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command(study, out))
     while process.poll() is None and len(record_files(out)) < 2:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -89,7 +85,7 @@ def test_no_cell_is_started_that_would_not_end_in_time(study, tmp_path):
     assert Runner(ledger, device="cpu", limit_minutes=5).run().left == 0
 
 
-def test_only_some_cells(study, tmp_path):
+def test_only_runs_the_cells_that_contain_the_given_text(study, tmp_path):
     ledger = begin(tmp_path / "out", study, "tiny")
     Runner(ledger, device="cpu", only=("weight_decay=1 ",)).run()
     assert {r.config["weight_decay"] for r in ledger.results().values()} == {1.0}
@@ -116,18 +112,7 @@ def test_failed_runs_are_kept_and_tried_again_and_diverged_ones_are_kept(
 def test_ctrl_c_saves_the_cell_that_is_running(study, tmp_path, config):
     config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "normcontrol.lab",
-        "study",
-        study,
-        "--out",
-        str(out),
-        "--device",
-        "cpu",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(study, out), stdout=subprocess.PIPE, text=True)
     while process.poll() is None and not any(
         len(metrics.read(folder)) > 20 for folder in (out / "work").glob("*")
     ):
@@ -136,8 +121,8 @@ def test_ctrl_c_saves_the_cell_that_is_running(study, tmp_path, config):
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (
-        "Stopped (stopped by hand) with 0 cells finished and 4 or more left. The same command goes "
-        "on." in said
+        "Stopped (stopped by hand) with 0 cells finished and 4 or more left. To continue, give the "
+        "same command again." in said
     )
     assert len(list((out / "work").glob("*/checkpoints/*.pt"))) == 1
 

@@ -86,7 +86,7 @@ def test_whether_an_optimum_is_inside_its_grid_is_judged_by_the_seeds_that_all_t
 
 
 def test_the_picture_pairs_seeds_as_the_table_does():
-    """With a seed missing in one arm, a difference of means would hold that seed's noise too."""
+    """With a seed missing in one arm, a difference of means would contain that seed's noise too."""
 
     def cells(scale, done):
         return [

@@ -1,4 +1,4 @@
-"""A worker: trains one cell, and goes on with one that was stopped."""
+"""A worker: trains one cell, and continues one that was stopped."""
 
 from __future__ import annotations
 

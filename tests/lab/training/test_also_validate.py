@@ -17,7 +17,7 @@ def test_other_data_is_validated_on_at_the_end(config, corpus, tmp_path):
     (tmp_path / "other").mkdir()
     np.arange(100).astype("<u2").tofile(tmp_path / "other/val.bin")
     with pytest.raises(
-        LabError, match=r"holds tokens of gpt2, and the model is trained on tokens of bytes"
+        LabError, match=r"contains tokens of gpt2, and the model is trained on tokens of bytes"
     ):
         train(config.with_(also_validate=(str(tmp_path / "other"),)), tmp_path / "two")
     with pytest.raises(LabError, match=r"There is no manifest.json and no val.bin in"):

@@ -169,5 +169,5 @@ def test_a_damaged_config_file_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(LabError, match=r"config.json is not readable as JSON"):
         Config.load(tmp_path / "config.json")
-    with pytest.raises(LabError, match="holds no run"):
+    with pytest.raises(LabError, match="contains no run"):
         Config.load(tmp_path / "nothing" / "config.json")

@@ -66,7 +66,10 @@ def test_two_processes_resume_the_run_of_one(config, tmp_path):
 def test_processes_without_a_common_folder_are_refused(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     assert main(["train"]) == 1
-    assert "each would choose a folder of its own: give one as --out" in capsys.readouterr().err
+    assert (
+        "each would choose a folder of its own. Give a common one as --out"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_challenge_on_two_processes_has_the_losses_of_one_process(config, tmp_path):

@@ -35,7 +35,7 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(longer, tmp_path, st
         time.sleep(0.05)
     process.send_signal(stop)
     output, _ = process.communicate(timeout=60)
-    assert f"Stopped, and saved. Go on with:\n  normcontrol train --resume {out}" in output
+    assert f"Stopped, and saved. To continue:\n  normcontrol train --resume {out}" in output
     assert process.returncode == 130
     state = checkpoint.load(checkpoint.latest(out / "checkpoints"))
     assert metrics.read(out)[-1]["step"] == state["step"]

@@ -31,31 +31,31 @@ class Challenge:
     scaled to that norm; adamc: AdamC; or any optimizer. Each may change settings:
     adamw:weight_decay=0.05 adamwn:ratio=2.4,rate=0.05"""
     seeds: int = 1
-    """Repeat everything with so many seeds; two and more give intervals."""
+    """The number of seeds that everything is repeated with; two or more give intervals."""
     out: Path | None = None
-    """Folder of the challenge. Given again, a stopped challenge goes on."""
+    """Folder of the challenge. A stopped challenge continues in its folder."""
     config: Config = field(default_factory=Config)
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("challenge", Challenge, args, Challenge(config=start("challenge", args)))
+    flags = parse("challenge", Challenge, args, Challenge(config=start("challenge", args)))
     from normcontrol.lab.studies.opening import open_folder
     from normcontrol.lab.training.parallel import is_first, leave
 
-    out = asked.out or Path("runs") / f"challenge-{asked.preset}"
+    out = flags.out or Path("runs") / f"challenge-{flags.preset}"
     try:
-        outcome = train(asked, out)
+        outcome = train(flags, out)
     finally:
         leave()
     if outcome.stopped:
-        say("Stopped, and saved. The same command goes on from there.")
+        say("Stopped, and saved. To continue, give the same command again.")
         return 130
     if is_first():
         show(open_folder(out))
     return 0
 
 
-def train(asked: Challenge, out: Path) -> Outcome:
+def train(flags: Challenge, out: Path) -> Outcome:
     """Run the cells of the challenge that are not finished."""
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.studies import challenge
@@ -63,18 +63,18 @@ def train(asked: Challenge, out: Path) -> Outcome:
     from normcontrol.lab.study.runner import Runner
     from normcontrol.lab.training.parallel import join
 
-    device = asked.config.run.device
-    settings = challenge.settings_of(asked.config, asked.arms, asked.seeds)
+    device = flags.config.run.device
+    settings = challenge.settings_of(flags.config, flags.arms, flags.seeds)
     world = join(device)
     ledger = begin(out, challenge.NAME, "", settings=settings) if world.first else None
     world.wait()
     with Board() as board:
 
         def name(label: str) -> str:
-            return label.removesuffix(" seed=0") if asked.seeds == 1 else label
+            return label.removesuffix(" seed=0") if flags.seeds == 1 else label
 
-        if asked.seeds == 1:
-            board.plan(*(arm.name for arm in challenge.all_arms(asked.arms)))
+        if flags.seeds == 1:
+            board.plan(*(arm.name for arm in challenge.all_arms(flags.arms)))
         return Runner(
             ledger or open_folder(out),
             device=device,
@@ -94,7 +94,7 @@ def show(ledger: Ledger) -> None:
     print(f"The page with the four panels is {page}.")
     print("\n".join(verdict.sentences()))
     for flag in verdict.flags:
-        if flag != ONE_SEED:  # the verdict says so too
+        if flag != ONE_SEED:  # the sentences of the verdict contain it already
             print(f"Note: {flag}")
 
 

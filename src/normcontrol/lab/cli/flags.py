@@ -44,7 +44,7 @@ class Start:
 
 
 def start(command: str, args: Sequence[str]) -> Config:
-    """The config that defaults come from: that of the run to go on with, or that of the preset.
+    """The config that defaults come from: that of the run to continue, or that of the preset.
 
     These two flags are read first; the others, and ``--help``, are left to :func:`parse`.
     """

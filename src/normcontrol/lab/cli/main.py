@@ -1,4 +1,4 @@
-"""The table of commands, and the call of one of them.
+"""The command ``normcontrol``: the table of its commands, and the call of one of them.
 
 A command's module is imported when the command is called, and not before: ``normcontrol --help``
 needs neither torch nor any other package.
@@ -15,14 +15,14 @@ from normcontrol.lab.errors import LabError, nearest
 
 COMMANDS = {
     "challenge": "train AdamW, then AdamWN at AdamW's own norm, and report",
-    "train": "train a model, or go on with a run",
+    "train": "train a model, or continue a run",
     "prepare": "turn text into tokens to train on",
-    "sample": "text from a checkpoint",
-    "schedule": "draw a plan of lr, r_t and k_t before spending time on it",
-    "methods": "the published methods that are settings of the controller",
-    "study": "run a grid of runs x seeds, or go on with it",
-    "verdict": "what a study showed, with intervals and every claim",
-    "report": "a study's page and figures",
+    "sample": "print text from a checkpoint",
+    "schedule": "show lr, r_t and k_t of a run before it is run",
+    "methods": "list the published methods that are settings of the controller",
+    "study": "run a grid of runs x seeds, or continue it",
+    "verdict": "print what a study showed, with intervals and every claim",
+    "report": "write a study's page and figures",
 }
 """Each command is the function ``run`` of the module of its name, beside this one."""
 

@@ -22,14 +22,14 @@ class Methods:
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("methods", Methods, args)
+    flags = parse("methods", Methods, args)
     from normcontrol.methods import find
 
-    if not asked.name:
+    if not flags.name:
         show_all()
         return 0
     try:
-        method = find(asked.name)
+        method = find(flags.name)
     except ValueError as error:
         raise LabError(str(error)) from None
     signature = f"{method.build.__name__}{inspect.signature(method.build)}"

@@ -13,13 +13,13 @@ from normcontrol.lab.cli.flags import parse
 
 @dataclass(frozen=True)
 class Prepare:
-    """Turn text into shards of tokens to train on. Stopped and started again, it goes on where it
-    was."""
+    """Turn text into shards of tokens to train on. A stopped preparation continues with the same
+    command."""
 
     source: tyro.conf.Positional[str]
     """A text, jsonl or parquet file, a folder of those, "python" for the standard library,
     "openwebtext", or hf:OWNER/NAME@REVISION for a Hugging Face dataset's parquet files. (nanoGPT's
-    train.bin and val.bin need no preparing: give their folder to --data.)"""
+    train.bin and val.bin need no preparation: give their folder as --data.)"""
     out: Path
     """Folder for the shards and their manifest."""
     tokenizer: str = "gpt2"
@@ -33,14 +33,14 @@ class Prepare:
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("prepare", Prepare, args)
+    flags = parse("prepare", Prepare, args)
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from normcontrol.lab.data.corpus import source
     from normcontrol.lab.data.prepare import MANIFEST, prepare
     from normcontrol.lab.files import read_json
 
-    text = source(asked.source, asked.column)
+    text = source(flags.source, flags.column)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -53,10 +53,10 @@ def run(args: Sequence[str]) -> int:
         def show(read: int, total: int, tokens: int) -> None:
             bar.update(task, completed=read, description=f"{tokens / 1e6:,.1f} M tokens")
 
-        prepare(text, asked.out, asked.tokenizer, asked.val_fraction, asked.shard_tokens, show)
-    splits = read_json(asked.out / MANIFEST)["splits"]
+        prepare(text, flags.out, flags.tokenizer, flags.val_fraction, flags.shard_tokens, show)
+    splits = read_json(flags.out / MANIFEST)["splits"]
     print(
         f"{splits['train']['tokens']:,} tokens to train on and {splits['val']['tokens']:,} to "
-        f"validate on. Use them with --data {asked.out}"
+        f"validate on. Use them with --data {flags.out}"
     )
     return 0

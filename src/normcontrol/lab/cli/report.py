@@ -22,10 +22,10 @@ class Report:
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("report", Report, args)
+    flags = parse("report", Report, args)
     from normcontrol.lab.report import study_page
     from normcontrol.lab.studies.opening import find, open_folder
 
-    folder = find(asked.study)
-    print(f"The page is {study_page.write(open_folder(folder), asked.out or folder)}.")
+    folder = find(flags.study)
+    print(f"The page is {study_page.write(open_folder(folder), flags.out or folder)}.")
     return 0

@@ -24,7 +24,7 @@ class Sample:
     temperature: float = 0.8
     """0 for the likeliest token at every step; higher for more variety."""
     top_k: int = 100
-    """Choose among so many of the likeliest tokens; 0 for all."""
+    """The number of most likely tokens to choose from; 0 for all."""
     seed: int = 0
     """Seed of the choices."""
     device: str = "auto"
@@ -32,13 +32,13 @@ class Sample:
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("sample", Sample, args)
+    flags = parse("sample", Sample, args)
     from normcontrol.lab.training.sample import generate, load
 
-    model, words = load(asked.run, asked.device)
-    print(asked.prompt, end="", flush=True)
+    model, words = load(flags.run, flags.device)
+    print(flags.prompt, end="", flush=True)
     for piece in generate(
-        model, words, asked.prompt, asked.tokens, asked.temperature, asked.top_k, asked.seed
+        model, words, flags.prompt, flags.tokens, flags.temperature, flags.top_k, flags.seed
     ):
         print(piece, end="", flush=True)
     print()

@@ -22,16 +22,16 @@ class Schedule:
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("schedule", Schedule, args, Schedule(config=start("schedule", args)))
+    flags = parse("schedule", Schedule, args, Schedule(config=start("schedule", args)))
     from rich.console import Console
     from rich.table import Table
 
     from normcontrol.lab.report.schedules import draw, rows
 
     table = Table("step", "lr", "r_t", "k_t", box=None, pad_edge=False)
-    for row in rows(asked.config):
+    for row in rows(flags.config):
         table.add_row(*row)
     Console().print(table)
-    draw(asked.config, asked.out)
-    print(f"Drawn in {asked.out}.")
+    draw(flags.config, flags.out)
+    print(f"Drawn in {flags.out}.")
     return 0

@@ -1,4 +1,4 @@
-"""``normcontrol study``: run the cells of a study, go on with them, or replay them."""
+"""``normcontrol study``: run the cells of a study, continue a stopped study, or replay one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT [TEXT ...]")]
 
 @dataclass(frozen=True)
 class Study:
-    """Run the cells of a study that are not finished yet. The same command goes on where it was
-    stopped."""
+    """Run the cells of a study that are not finished yet. A stopped study continues with the same
+    command."""
 
     name: tyro.conf.Positional[str] = ""
     """A study's name, or path/to/file.py:function for one of your own."""
@@ -39,7 +39,7 @@ class Study:
     only: Texts = ()
     """Only cells whose part or name contains one of these texts."""
     limit_minutes: float | None = None
-    """Start no cell that would not end within so many minutes from now."""
+    """Start no cell that would not end within this number of minutes."""
     on: Literal["local", "ray"] = "local"
     """On this machine, or on the Ray cluster it belongs to."""
     workers: int = 1
@@ -47,42 +47,42 @@ class Study:
     device: str = "auto"
     """cpu, cuda, ...; auto takes a GPU if there is one."""
     replay: str | None = None
-    """Run the finished cells of this folder anew, and compare the numbers."""
+    """Run the finished cells of this folder again, and compare the numbers."""
     list: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Name the cells that are known by now, and run none."""
+    """Print the cells that are known so far, and run none."""
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("study", Study, args)
+    flags = parse("study", Study, args)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise LabError(
             "A study gives each run one process, and torchrun started several. Start it without "
             "torchrun, with --workers."
         )
-    if asked.workers < 1:
-        raise LabError(f"workers={asked.workers}: at least one is needed.")
-    if asked.replay:
-        return repeat(asked)
+    if flags.workers < 1:
+        raise LabError(f"workers={flags.workers}: at least one is needed.")
+    if flags.replay:
+        return repeat(flags)
     from normcontrol.lab.studies import STUDIES
     from normcontrol.lab.studies.opening import begin
 
-    if not asked.name:
+    if not flags.name:
         raise LabError(
             f"Which study? {nearest('', STUDIES)} One of your own is path/to/file.py:function."
         )
-    stem = Path(asked.name.rpartition(":")[0] or asked.name).stem
-    out = asked.out or Path("results") / f"{stem}-{asked.scale}"
-    ledger = begin(out, asked.name, asked.scale, asked.data, asked.also_validate)
-    if asked.list:
+    stem = Path(flags.name.rpartition(":")[0] or flags.name).stem
+    out = flags.out or Path("results") / f"{stem}-{flags.scale}"
+    ledger = begin(out, flags.name, flags.scale, flags.data, flags.also_validate)
+    if flags.list:
         done = ledger.results()
         for cell in ledger.cells(done):
             record = done.of(cell)
             print(f"{cell.part:10} {cell.label:60} {record.status if record else '-'}")
         return 0
-    return train(asked, ledger)
+    return train(flags, ledger)
 
 
-def train(asked: Study, ledger: Ledger) -> int:
+def train(flags: Study, ledger: Ledger) -> int:
     """Run the cells of a study that are not finished."""
     from normcontrol.lab.report.study_progress import progress
     from normcontrol.lab.study.runner import BY_HAND, Runner
@@ -90,18 +90,18 @@ def train(asked: Study, ledger: Ledger) -> int:
     with progress() as shown:
         outcome = Runner(
             ledger,
-            device=asked.device,
-            workers=asked.workers,
-            on=asked.on,
-            only=asked.only,
-            limit_minutes=asked.limit_minutes,
+            device=flags.device,
+            workers=flags.workers,
+            on=flags.on,
+            only=flags.only,
+            limit_minutes=flags.limit_minutes,
             show=shown.show,
             finished=shown.finished,
         ).run()
     if outcome.stopped:
         print(
             f"Stopped ({outcome.stopped}) with {outcome.done} cells finished and {outcome.left} or "
-            "more left. The same command goes on."
+            "more left. To continue, give the same command again."
         )
         return 130 if outcome.stopped == BY_HAND else 0
     print(
@@ -111,24 +111,24 @@ def train(asked: Study, ledger: Ledger) -> int:
     return 0
 
 
-def repeat(asked: Study) -> int:
+def repeat(flags: Study) -> int:
     """Run finished cells again; the exit status is 1 if one of them differs."""
-    if asked.name or asked.out or asked.limit_minutes or asked.list or asked.on != "local":
+    if flags.name or flags.out or flags.limit_minutes or flags.list or flags.on != "local":
         raise LabError(
-            "A replay is of what its folder says, on this machine and to its end. Beside --replay "
-            "give none but --only, --workers, --device, --data and --also-validate."
+            "A replay runs what its folder says, on this machine and to its end. With --replay, "
+            "only --only, --workers, --device, --data and --also-validate can be given."
         )
     from normcontrol.lab.studies.opening import begin, find, open_folder
     from normcontrol.lab.study.replay import replay
 
-    folder = find(asked.replay or "")
+    folder = find(flags.replay or "")
     before = open_folder(folder)
     ledger = begin(  # refuses other data
-        folder, before.name, before.scale, asked.data, asked.also_validate, before.settings
+        folder, before.name, before.scale, flags.data, flags.also_validate, before.settings
     )
     differ = 0
-    for comparison in replay(ledger, asked.device, asked.only, asked.workers):
+    for comparison in replay(ledger, flags.device, flags.only, flags.workers):
         print(comparison, flush=True)
         differ += not comparison.same
-    print("All are what they were." if not differ else f"{differ} are not what they were.")
+    print("All cells gave the same results." if not differ else f"{differ} cells differ.")
     return 1 if differ else 0

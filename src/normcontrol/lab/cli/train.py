@@ -1,4 +1,4 @@
-"""``normcontrol train``: train one model, or go on with a run."""
+"""``normcontrol train``: train one model, or continue a run."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ class Train:
     out: Path | None = None
     """Folder of the run; by default a new one under runs/."""
     resume: Path | None = None
-    """Go on with the run in this folder. It needs nothing else; settings that only change memory or
-    speed may be given."""
+    """Continue the run in this folder, with its own settings. Only settings that change memory or
+    speed may be given too."""
     config: Config = field(default_factory=Config)
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("train", Train, args, Train(config=start("train", args)))
-    if "RANK" in os.environ and not (asked.resume or asked.out):
+    flags = parse("train", Train, args, Train(config=start("train", args)))
+    if "RANK" in os.environ and not (flags.resume or flags.out):
         raise LabError(
-            "Several processes were started, and each would choose a folder of its own: give one "
-            "as --out."
+            "Several processes were started, and each would choose a folder of its own. Give a "
+            "common one as --out."
         )
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.training.loop import train
     from normcontrol.lab.training.parallel import leave
     from normcontrol.lab.training.run_folder import free_name
 
-    method = asked.config.optim.optimizer
-    out = asked.resume or asked.out or free_name(Path("runs"), f"{asked.preset}-{method}")
+    method = flags.config.optim.optimizer
+    out = flags.resume or flags.out or free_name(Path("runs"), f"{flags.preset}-{method}")
     try:
         with Board() as board:
             finished = train(
-                asked.config,
+                flags.config,
                 out,
-                resume=bool(asked.resume),
+                resume=bool(flags.resume),
                 display=lambda status: board.show(out.name, status),
             )
     finally:
         leave()
     if not finished:
-        say(f"Stopped, and saved. Go on with:\n  normcontrol train --resume {out}")
+        say(f"Stopped, and saved. To continue:\n  normcontrol train --resume {out}")
         return 130
     say(f"Done: {out}. Text from it with:\n  normcontrol sample {out}")
     return 0

@@ -20,11 +20,11 @@ class Verdict:
 
 
 def run(args: Sequence[str]) -> int:
-    asked = parse("verdict", Verdict, args)
+    flags = parse("verdict", Verdict, args)
     from normcontrol.lab.studies.opening import find, open_folder
     from normcontrol.lab.study.verdict import judge
     from normcontrol.lab.study.verdict_text import lines
 
-    for line in lines(judge(open_folder(find(asked.study)))):
+    for line in lines(judge(open_folder(find(flags.study)))):
         print(line)
     return 0

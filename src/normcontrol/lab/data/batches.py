@@ -135,7 +135,7 @@ def load_validation(given: str, like: Dataset) -> tuple[str, list[Tokens], str]:
         made_by.startswith("bpe") and folder.resolve() != like.folder.resolve()
     ):
         raise LabError(
-            f"{given} holds tokens of {made_by}, and the model is trained on tokens of "
+            f"{given} contains tokens of {made_by}, and the model is trained on tokens of "
             f"{like.tokenizer} from {like.folder}: their ids stand for different texts. Prepare "
             "both with the same tokenizer, gpt2 for example."
         )

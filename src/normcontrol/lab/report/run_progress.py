@@ -1,7 +1,8 @@
-"""The progress of runs: one line a run, with step, loss, norm ratio and target, tokens a second and
-time left.
+"""The progress of runs: one line for each run, with step, loss, norm ratio and target, tokens per
+second and time left.
 
-On a terminal the lines are updated in place; elsewhere a line is printed every few seconds.
+On a terminal the lines are updated in place; elsewhere a line is printed every few seconds. It
+shows the status that it is given, and does not know studies.
 """
 
 from __future__ import annotations

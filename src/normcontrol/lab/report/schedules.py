@@ -1,5 +1,5 @@
 """The schedules of a run before it is run: the learning rate, the target ratio r_t and the rate k_t
-at every step, as a table and as a figure."""
+at every step, as a table and as a figure. It reads the config and trains nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The configs that studies start from at each scale, and the rule that shrinks an experiment of the
-paper to fewer steps."""
+paper to fewer steps. They do not depend on any particular study."""
 
 from __future__ import annotations
 

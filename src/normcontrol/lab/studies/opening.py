@@ -1,4 +1,7 @@
-"""Opens a study: by its name, from a file of the user's own, or from the folder it was run in."""
+"""Opens a study: by its name, from a file of the user's own, or from the folder it was run in.
+
+It finds the study and checks its folder. It runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def open_folder(out: Path) -> Ledger:
     """The study in a folder, to read. Its data need not be on this machine."""
     if not (out / STUDY).exists():
         raise LabError(
-            f"{out} holds no study: there is no {STUDY} in it. Run one with `normcontrol study "
+            f"{out} contains no study: there is no {STUDY} in it. Run one with `normcontrol study "
             f"NAME --out {out}`."
         )
     stored = read_json(out / STUDY)
@@ -112,7 +115,7 @@ def begin(
     also: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> Ledger:
-    """The folder of a study, to run: a new folder, or that of the same study to go on with.
+    """The folder of a study, to run: a new folder, or the folder of the same study, to continue it.
 
     A folder with another study, or with the same study on other data, is refused.
     """
@@ -126,15 +129,15 @@ def begin(
     for what, old, new in (("study", before.name, name), ("scale", before.scale, scale)):
         if old != new:
             raise LabError(
-                f"{out} holds another study: its {what} was {old!r} and is {new!r} now. Give "
-                "another --out, or delete it."
+                f"{out} contains another study: its {what} was {old!r} and is {new!r} now. Give "
+                "another --out, or delete the folder."
             )
     if settings is not None and before.settings is not None:
         _check_settings(out, name, before.settings["config"], settings["config"])
     if given is None and not also:
         ledger = replace(ledger, data=before.data, also=before.also)
     if ledger.data is None and any(json.loads(key)[0] == "given" for key in before.digests):
-        raise LabError(f"{out} was run with --data {before.data}; say again where that is.")
+        raise LabError(f"{out} was run with --data {before.data}. Give --data again.")
     ledger = replace(ledger, stored=before.digests)
     for cell in ledger.cells(ledger.results()):
         ledger.data_of(cell.config)  # the data may be in another folder, but it must be the same
@@ -146,6 +149,6 @@ def _check_settings(out: Path, name: str, old: Mapping[str, Any], new: Mapping[s
     for key in new:
         if key in old and key not in FREE and old[key] != new[key]:
             raise LabError(
-                f"{out} holds another {name}: {key} was {old[key]!r} and is {new[key]!r} now. Give "
-                "another --out, or delete it."
+                f"{out} contains another {name}: {key} was {old[key]!r} and is {new[key]!r} now. "
+                "Give another --out, or delete the folder."
             )

@@ -2,7 +2,7 @@
 learning rates, horizons, batches, widths and depths.
 
 This file names the cells. What regret is and which claims are tested is in ``regret``. The plan,
-with margins and rules, is in docs/transfer.md. Parts come in the order in which they tell most:
+with margins and rules, is in docs/transfer.md. Parts come in the order of their importance:
 tuning at the base, learning rates, more seeds of both, horizons, batches, widths, depths, more
 seeds of those. The cells after the tuning are known when the tuning is finished.
 """

@@ -1,4 +1,7 @@
-"""The finished runs of a study, sorted into trials: what verdicts and claims are made from."""
+"""The finished runs of a study, sorted into trials: what verdicts and claims are made from.
+
+It computes no verdict, and does not know how runs are made.
+"""
 
 from __future__ import annotations
 

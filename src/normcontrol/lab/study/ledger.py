@@ -1,8 +1,8 @@
-"""A study's folder: which study it holds, at which scale and on which data.
+"""A study's folder: which study it contains, at which scale and on which data.
 
-``study.json`` says that, ``cells/`` holds a record for each finished run, and ``work/`` the runs
-that are not finished. Data is identified by its digest, so that a folder can be read on a machine
-without the data.
+The file ``study.json`` says that, ``cells/`` contains a record for each finished run, and ``work/``
+the runs that are not finished. Data is identified by its digest, so that a folder can be read on a
+machine without the data. This module does not know how cells are run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from normcontrol.lab.study.cells import Cell, Data, Study
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config
 
-STUDY, WORK, KEPT = "study.json", "work", "arms"
+STUDY, WORK, RUNS = "study.json", "work", "arms"
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Ledger:
     out: Path
     study: Study
     name: str
-    """The study as it was asked for: its name, or path/to/file.py:function."""
+    """The study as the user gave it: its name, or path/to/file.py:function."""
     scale: str
     data: str | None = None
     """Train on this instead of the data that the cells name."""
@@ -43,14 +43,14 @@ class Ledger:
     """The digests with which the folder was begun; other data is refused."""
 
     def cells(self, done: Results) -> list[Cell]:
-        """The cells that the study wants, on the data that was asked for."""
+        """The cells that the study wants, on the data of this folder."""
         return [
             replace(cell, config=self.placed(cell.config))
             for cell in self.study.cells(self.scale, done)
         ]
 
     def placed(self, config: Config) -> Config:
-        """A config with the data that was asked for."""
+        """A config with the data of this folder, where it differs from the study's own."""
         changes: dict[str, Any] = {"data": self.data} if self.data is not None else {}
         return config.with_(**changes, **({"also_validate": self.also} if self.also else {}))
 
@@ -71,9 +71,9 @@ class Ledger:
             found = Data(dataset.digest, {name: digest for name, _, digest in others})
             if self.stored.get(key, found) != found:
                 raise LabError(
-                    f"{self.out} holds the same study on other data: the digest of {placed.data} "
-                    "(or of what else is validated on) is not what it was. Give another --out, or "
-                    "bring the old data back."
+                    f"{self.out} contains the same study on other data: the digest of "
+                    f"{placed.data} (or of the other validation data) has changed. Give another "
+                    "--out, or restore the old data."
                 )
             self.digests[key] = found
         return self.digests[key]
@@ -88,7 +88,7 @@ class Ledger:
             return self.out / WORK / id
         name = f"{cell.arm} {cell.trial}".strip()
         readable = "".join(c if c.isalnum() or c in ".=" else "-" for c in name).lower()
-        return self.out / KEPT / readable / f"seed-{cell.seed}"
+        return self.out / RUNS / readable / f"seed-{cell.seed}"
 
     def results(self) -> Results:
         return Results.load(self.out, self.data_of)

@@ -1,7 +1,8 @@
 """An executor that trains cells as Ray tasks, on the cluster of this machine or on a local one.
 
 Each task trains in a temporary folder on its node and sends its record back; the data must be on a
-file system that all nodes share. A cell that was running when the study was stopped starts anew.
+file system that all nodes share. A cell that was running when the study was stopped starts from its
+first step. This module does not choose the cells.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
         import ray
     except ImportError:
         raise LabError(
-            "--on ray was asked for, but Ray is not installed: pip install 'normcontrol[ray]'."
+            "--on ray needs Ray, which is not installed: pip install 'normcontrol[ray]'."
         ) from None
     mine = not ray.is_initialized()
     if mine:
@@ -53,8 +54,8 @@ def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
                 yield job, ray.get(future)
             except ray.exceptions.RayError as error:
                 raise LabError(
-                    f"Ray lost {job.label}: {error}. Finished cells are safe: the same command "
-                    "goes on."
+                    f"Ray lost {job.label}: {error}. Finished cells are stored. To continue, give "
+                    "the same command again."
                 ) from None
 
     try:

@@ -1,5 +1,5 @@
 """Runs the finished cells of a study again and compares: bit for bit on a CPU, within the spread
-over seeds on a GPU."""
+over seeds on a GPU. It changes nothing in the folder of the study."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Difference:
     mean: float
     half: float | None  # half the width of the 95 % interval
     detectable: float | None = None
-    """The true difference that so many pairs with this spread show in four of five studies."""
+    """The true difference that ``n`` pairs with this spread would show in four of five studies."""
 
     @property
     def shown(self) -> bool:

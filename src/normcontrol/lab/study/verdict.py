@@ -174,7 +174,7 @@ class Verdict:
         return [(p.what, f"{p.value:g}", _or_dash(ours(p), ".4f")) for p in self.study.published]
 
     def best_of(self, counts: Iterable[int]) -> list[list[str]]:
-        """For each arm, the expected lowest loss of so many of its trials."""
+        """For each arm, the expected lowest loss of k of its trials, for each k in ``counts``."""
         ks = list(counts)
         return [
             [row.arm, *(_number(row.best_of[k - 1]) if k <= row.trials else "-" for k in ks)]

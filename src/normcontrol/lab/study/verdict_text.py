@@ -1,4 +1,4 @@
-"""The verdict on a study as lines of text."""
+"""The verdict on a study as lines of text, for a terminal. It decides nothing about the verdict."""
 
 from __future__ import annotations
 

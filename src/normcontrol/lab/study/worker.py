@@ -94,8 +94,8 @@ def run_cell(job: Job, show: Show = silent) -> Record | None:
 
 
 def _is_stale(job: Job) -> bool:
-    """True if the folder holds a run with other settings, which cannot be continued: the data is in
-    another place, for example."""
+    """True if the folder contains a run with other settings, which cannot be continued. The data
+    may have moved, for example."""
     path = job.folder / CONFIG
     return path.exists() and not set(differences(Config.load(path), job.config)) <= FREE
 

@@ -180,8 +180,8 @@ class Config:
             stored = json.loads(path.read_text())
         except FileNotFoundError:
             raise LabError(
-                f"{path.parent} holds no run: there is no {path.name} in it. Give the folder of a "
-                "run."
+                f"{path.parent} contains no run: there is no {path.name} in it. Give the folder of "
+                "a run."
             ) from None
         except ValueError as error:
             raise LabError(
