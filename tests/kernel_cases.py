@@ -1,7 +1,7 @@
 """Cases for the tests of the Triton kernels: on a GPU, or on a CPU through Triton's interpreter.
 
-The interpreter must be asked for before Triton is imported, so without a GPU each test file runs
-itself in a process of its own.
+The interpreter must be chosen before Triton is imported. Without a GPU, each test file therefore
+runs itself in a process of its own.
 """
 
 import os
@@ -39,8 +39,8 @@ def run_interpreted(file: str) -> None:
 
 
 def tensors(sizes=SOME, dtype=torch.float32, shift=0) -> list[nn.Parameter]:
-    """One parameter of each size; ``shift`` moves them off the 16-byte boundary that allocations
-    start at."""
+    """One parameter of each size. ``shift`` moves them away from the 16-byte boundary at which
+    allocations start."""
     generator = torch.Generator().manual_seed(0)
     made = []
     for n in sizes:
@@ -53,6 +53,7 @@ def tensors(sizes=SOME, dtype=torch.float32, shift=0) -> list[nn.Parameter]:
 
 
 def gradients(params: list[nn.Parameter], t: int) -> list[torch.Tensor]:
+    """The gradients of step ``t``, random but the same in every run."""
     generator = torch.Generator().manual_seed(t)
     return [
         torch.randn(p.shape, generator=generator, dtype=torch.float64).to(DEVICE, p.dtype)
@@ -68,10 +69,12 @@ def run(opt: AdamWN, params: list[nn.Parameter], steps=range(1, STEPS + 1)) -> N
 
 
 def everything(params: list[nn.Parameter]) -> list[dict]:
+    """One group in which all tensors are controlled, also vectors."""
     return [{"params": params, "controlled": True}]
 
 
 def kernels(params: list[nn.Parameter], groups=None, **settings) -> AdamWN:
+    """AdamWN with the Triton kernels."""
     opt = AdamWN(groups or everything(params), LR, BETAS, fused=True, **settings)
     assert opt.implementation == "Triton kernels"
     return opt

@@ -65,18 +65,18 @@ def test_adamw_is_adamwn_at_ratio_0(implementation, dtype, groups):
         {"amsgrad": True, "maximize": True, "betas": (0.8, 0.95), "eps": 1e-6},
     ],
 )
-def test_with_every_flag_of_adamw(implementation, flags):
+def test_it_holds_with_every_flag_of_adamw(implementation, flags):
     assert_same_bits(decayed, **implementation, **flags)
 
 
 @pytest.mark.parametrize("implementation", ["for-loop", "fused"])
-def test_with_the_learning_rate_in_a_tensor(implementation):
+def test_it_holds_with_the_learning_rate_in_a_tensor(implementation):
     """AdamW itself refuses this for foreach without capturable."""
     assert_same_bits(decayed, lr=torch.tensor(3e-3), **IMPLEMENTATIONS[implementation])
 
 
 @implementations
-def test_with_a_learning_rate_for_each_group(implementation):
+def test_it_holds_with_a_learning_rate_for_each_group(implementation):
     def groups(model):
         first, second = decayed(model)
         more = {"params": [first["params"].pop()], "weight_decay": DECAY, "lr": 1e-2}
@@ -87,7 +87,7 @@ def test_with_a_learning_rate_for_each_group(implementation):
 
 @implementations
 @pytest.mark.parametrize("scope", ["group", "tensor", "row"])
-def test_in_every_scope_since_a_target_of_0_needs_no_norm(implementation, scope):
+def test_it_holds_in_every_scope_because_a_target_of_0_needs_no_norm(implementation, scope):
     assert_same_bits(decayed, scope=scope, **implementation)
 
 

@@ -1,5 +1,5 @@
-"""GradScaler, torch.compile, torch.distributed.checkpoint: control keeps still when they do not
-train, and keeps up when they do."""
+"""GradScaler, torch.compile and torch.distributed.checkpoint: skipped and dummy steps change
+nothing, and compiled steps follow their schedules."""
 
 import copy
 
@@ -49,8 +49,7 @@ def scaled_step(model, opt, scaler, t, overflow=False):
 @pytest.mark.parametrize("scope", ["global", "row"])
 @pytest.mark.parametrize("make", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 def test_an_overflow_step_leaves_weights_norms_and_schedules_alone(make, scope, order):
-    """A run with overflow steps ends in the same bits as a run without them: as if they had never
-    been."""
+    """A run with overflow steps ends in the same bits as a run without them."""
     settings = {
         "ratio": linear(1.0, 2.0, steps=8),
         "rate": cosine(0.5, 0.1, steps=8),
@@ -72,9 +71,7 @@ def test_an_overflow_step_leaves_weights_norms_and_schedules_alone(make, scope, 
                 scaled_step(model, opt, scaler, 99, overflow=True)
                 assert same(weights(model), before)
                 assert str(opt.state_dict()["param_groups"]) == groups
-                if (
-                    order == "after"
-                ):  # with "before", norms() are of the weights before Adam moved them
+                if order == "after":  # with "before", norms() are those before Adam's update
                     assert all(
                         torch.allclose(r.norm, n, rtol=1e-6)
                         for r, n in zip(opt.norms().values(), norms, strict=True)
@@ -103,7 +100,7 @@ def test_scales_that_are_powers_of_two_change_nothing(make):
     assert same(weights(models[0]), weights(models[1]))
 
 
-def test_a_fused_step_tells_gradscaler_so():
+def test_only_fused_steps_support_the_scaling_of_gradscaler():
     assert AdamWN(SmallModel().parameters(), fused=True)._step_supports_amp_scaling
     assert not AdamWN(SmallModel().parameters(), foreach=True)._step_supports_amp_scaling
 
@@ -112,8 +109,8 @@ def test_a_fused_step_tells_gradscaler_so():
 
 
 def compiled_and_eager(dtype, steps, backend, lr, **settings):
-    """The weights of a compiled run and an eager one, and how many graphs were compiled after the
-    first two steps."""
+    """The weights of a compiled run and of an eager one, and the number of graphs that were
+    compiled after the first two steps."""
     models = SmallModel(dtype), SmallModel(dtype)
     opts = [AdamWN(m.parameters(), lr=copy.deepcopy(lr), **settings) for m in models]
     schedulers = [with_eta(opt) for opt in opts]
@@ -128,7 +125,7 @@ def compiled_and_eager(dtype, steps, backend, lr, **settings):
     return models, opts, counter.frame_count - graphs
 
 
-def test_a_compiled_step_is_not_compiled_again_while_its_schedules_move():
+def test_a_compiled_step_is_not_compiled_again_when_schedules_change_their_values():
     settings = {"ratio": linear(1.0, 2.0, steps=40), "rate": cosine(0.2, 0.02, steps=50)}
     models, opts, again = compiled_and_eager(
         torch.float32, 50, "inductor", torch.tensor(1e-2), **settings
@@ -189,9 +186,8 @@ def test_a_compiled_step_can_be_followed_by_an_eager_one():
     train(models[1], opts[1], range(6))
     assert opts[0].norms()["global"].target.item() == opts[1].norms()["global"].target.item()
     for a, b in zip(*(m.parameters() for m in models), strict=True):
-        assert torch.allclose(
-            a, b, rtol=0, atol=6 * 1e-2 * 6e-5
-        )  # compiled, Adam has 1 - 0.999 in float32: right to 6e-5
+        # The compiled Adam computes 1 - 0.999 in float32, with a relative error of 6e-5.
+        assert torch.allclose(a, b, rtol=0, atol=6 * 1e-2 * 6e-5)
 
 
 # torch.distributed.checkpoint
@@ -215,15 +211,14 @@ def test_the_dummy_step_of_distributed_checkpoint_does_not_move_weights(make, or
     )
 
 
-def test_distributed_checkpoint_carries_the_reference_norms_and_the_step():
+def test_distributed_checkpoint_restores_the_reference_norms_and_the_step():
     settings = {"lr": 1e-2, "ratio": linear(1.0, 2.0, steps=10), "rate": 0.1}
     model, other = SmallModel(), SmallModel(seed=1)
     opt, opt_2 = AdamWN(model.parameters(), **settings), AdamWN(other.parameters(), **settings)
     train(model, opt, range(4))
     other.load_state_dict(model.state_dict())
-    set_optimizer_state_dict(
-        other, opt_2, copy.deepcopy(get_optimizer_state_dict(model, opt))
-    )  # it would share the moments
+    # Without the copy, both optimizers would share the moments.
+    set_optimizer_state_dict(other, opt_2, copy.deepcopy(get_optimizer_state_dict(model, opt)))
     assert torch.equal(
         opt_2.param_groups[0]["control"]["reference"], opt.param_groups[0]["control"]["reference"]
     )

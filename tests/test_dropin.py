@@ -1,5 +1,5 @@
-"""nanoGPT's and torchtitan's ways with an optimizer, written anew: their groups, their loops, their
-checkpoints and resumes."""
+"""AdamWN in place of AdamW in the training code of nanoGPT and torchtitan: their groups, loops,
+checkpoints and resumes, in short versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from processes import run
-from small import MATRICES, SmallModel, loss_at, total_norm
+from small import MATRICES, SmallModel, loss_at, matrices, total_norm
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -52,7 +52,7 @@ def nanogpt(
     kind: type = AdamWN,
     **ours: Any,
 ) -> Any:
-    """Its train.py in short: compiled, with a GradScaler that may be off, two micro-steps,
+    """nanoGPT's train.py in short: a compiled model, a GradScaler that may be off, two micro-steps,
     clipping, and a checkpoint at iteration 6."""
     model, start = SmallModel(), 0
     if resume:
@@ -89,13 +89,9 @@ def nanogpt(
     return model, optimizer
 
 
-def matrices(model: nn.Module) -> list[torch.Tensor]:
-    return [p for p in model.parameters() if p.dim() >= 2]
-
-
 @pytest.mark.parametrize("scaled", [False, True], ids=["fp32", "GradScaler"])
 @pytest.mark.parametrize("fused", [False, True], ids=["default", "fused"])
-def test_nanogpt_holds_the_norm_of_what_it_decayed_and_resumes_bit_for_bit(tmp_path, scaled, fused):
+def test_nanogpt_controls_what_it_decayed_and_resumes_bit_for_bit(tmp_path, scaled, fused):
     ours = {"ratio": RATIO, "rate": 0.5, "fused": fused, "scaled": scaled}
     whole, optimizer = nanogpt(tmp_path, **ours)
     assert [group["controlled"] for group in optimizer.param_groups] == [True, False]
@@ -108,7 +104,7 @@ def test_nanogpt_holds_the_norm_of_what_it_decayed_and_resumes_bit_for_bit(tmp_p
     assert int(resumed.param_groups[0]["control"]["step"]) == 12
 
 
-def test_a_nanogpt_run_that_began_with_adamw_goes_on_from_the_norm_it_has(tmp_path):
+def test_a_nanogpt_run_that_began_with_adamw_continues_at_its_current_norm(tmp_path):
     nanogpt(tmp_path, kind=torch.optim.AdamW, until=7)
     saved = torch.load(tmp_path / "ckpt.pt")["model"]
     reached = total_norm(saved[f"_orig_mod.{name}"] for name in MATRICES)
@@ -123,8 +119,8 @@ def test_a_nanogpt_run_that_began_with_adamw_goes_on_from_the_norm_it_has(tmp_pa
 
 
 def titan_optimizer(model: nn.Module) -> AdamWN:
-    """As its container builds one: every setting in the group, implementation flags included, none
-    in the constructor."""
+    """The optimizer as torchtitan's container constructs it: all settings are in the group, also
+    the flags of the implementation, and none in the constructor."""
     settings = {
         "lr": 1e-2,
         "betas": (0.9, 0.95),
@@ -141,8 +137,8 @@ def titan_optimizer(model: nn.Module) -> AdamWN:
 
 
 def flat_state(opt: AdamWN) -> dict[str, Any]:
-    """``state.NAME.KEY`` and ``param_groups.NAME.KEY``: what each parameter has, and its group's
-    settings again for each of them."""
+    """The state with one level of names: ``state.NAME.KEY`` for the state of each parameter, and
+    ``param_groups.NAME.KEY`` for the settings of its group."""
     packed = opt.state_dict()
     flat = {}
     for group in packed["param_groups"]:
@@ -157,8 +153,8 @@ def flat_state(opt: AdamWN) -> dict[str, Any]:
 
 
 def load_flat_state(opt: AdamWN, flat: dict[str, Any]) -> None:
-    """Only what the live optimizer has is looked up, and a group's settings by the name of its
-    first parameter."""
+    """Load a flat state. Only the keys of the live optimizer are read, and the settings of a group
+    by the name of its first parameter."""
     packed = opt.state_dict()
     for group in packed["param_groups"]:
         for number, name in zip(group["params"], group["param_names"], strict=True):
@@ -171,7 +167,7 @@ def load_flat_state(opt: AdamWN, flat: dict[str, Any]) -> None:
 
 
 def fill_state(opt: AdamWN) -> None:
-    """A step with a learning rate and gradients of zero, before anything is saved or loaded."""
+    """Make a step with a learning rate and gradients of zero, which creates the state."""
     params = [p for group in opt.param_groups for p in group["params"]]
     lrs = [group["lr"] for group in opt.param_groups]
     for p in params:

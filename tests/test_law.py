@@ -154,11 +154,11 @@ ROWS = [[3.0, 4.0], [12.0, 16.0]]  # row norms 5 and 20
             {"norm": 10.0, "rate": 1.0, "scope": "col"},
             [[6.0, 0.0], [8.0, 10.0]],
         ),
-        (
+        (  # a stack of two experts
             [[[3.0, 4.0]], [[0.0, 2.0]]],
             {"norm": 10.0, "rate": 1.0, "scope": (0,)},
             [[[6.0, 8.0]], [[0.0, 10.0]]],
-        ),  # experts
+        ),
     ],
 )
 def test_values_by_hand(weight, settings, expected):

@@ -44,7 +44,7 @@ class TestSameNumbersAsTorch:
     @pytest.mark.parametrize(
         "settings", [{}, {"scope": "tensor"}, {"scope": "row", "order": "before"}], ids=str
     )
-    def test_200_steps_of_adamwn(self, settings):
+    def test_200_steps_of_adamwn_give_the_weights_of_torch(self, settings):
         theirs, ours, optimizer, state = torch_and_jax(
             lambda model: AdamWN(
                 model.named_parameters(),
@@ -59,9 +59,8 @@ class TestSameNumbersAsTorch:
         assert_alike(theirs, ours, within=1e-6)
         (reading,) = norms(state)
         for field in ("norm", "target", "scale"):
-            expected = torch.cat(
-                [getattr(r, field).reshape(-1) for _, r in sorted(optimizer.norms().items())]
-            )  # JAX sorts names
+            by_name = sorted(optimizer.norms().items())  # the order of JAX
+            expected = torch.cat([getattr(r, field).reshape(-1) for _, r in by_name])
             np.testing.assert_allclose(
                 np.asarray(getattr(reading, field)).reshape(-1), expected.numpy(), rtol=1e-5
             )
@@ -78,7 +77,7 @@ class TestSameNumbersAsTorch:
         ],
         ids=str,
     )
-    def test_double_precision_to_the_last_digits(self, settings):
+    def test_in_double_precision_the_weights_agree_to_the_last_digits(self, settings):
         with double_precision():
             theirs, ours, _, _ = torch_and_jax(
                 lambda model: NormControl(
@@ -98,7 +97,7 @@ class TestSameNumbersAsTorch:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("target", ["norm", "rms"])
-    def test_absolute_targets(self, target):
+    def test_absolute_targets_agree_with_torch(self, target):
         level = {"norm": 5.0, "rms": 0.4}[target]
         theirs, ours, _, _ = torch_and_jax(
             lambda model: AdamWN(
@@ -109,7 +108,7 @@ class TestSameNumbersAsTorch:
         )
         assert_alike(theirs, ours, within=1e-6)
 
-    def test_the_default_ratio(self):
+    def test_the_default_ratio_agrees_with_torch(self):
         count = np.arange(0, 4000, 500)
         np.testing.assert_allclose(
             [paper_ratio(c) for c in count], [PAPER_RATIO(c + 1) for c in count], rtol=1e-6
@@ -166,6 +165,4 @@ class TestLaw:
             jax.tree.map(jnp.ones_like, params), jax.jit(tx.init)(params), params
         )
         np.testing.assert_allclose(updates["a"], 1.0)
-        np.testing.assert_allclose(
-            updates["b"], 1.0
-        )  # from norm 2 over 4 to its target 4: twice the weights
+        np.testing.assert_allclose(updates["b"], 1.0)  # the target norm, 4, is twice the norm

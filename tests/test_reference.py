@@ -1,5 +1,5 @@
-"""Every path of the library is Algorithm 1: over 200 steps it agrees with the plain reference
-written from the paper."""
+"""Every implementation in the library is Algorithm 1: over 200 steps it agrees with
+``reference.py``, which is written from the paper."""
 
 from functools import cache
 
@@ -19,7 +19,7 @@ RATIO, RATE = linear(1.0, 2.0, steps=100), cosine(0.05, 0.01, steps=150)
 
 @cache
 def reference(**settings) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
-    """The weights after 200 steps, and the gradients met on the way."""
+    """The weights after 200 steps, and the gradients of all steps."""
     theta = {
         name: p.detach().numpy().copy() for name, p in SmallModel(torch.float64).named_parameters()
     }
@@ -58,8 +58,8 @@ def paper_rate(t: int) -> float:
 
 
 def groups_of(model) -> list[dict]:
-    """Two groups with matrices in each, so that the scopes "global" and "group" differ; biases and
-    norms lie among them."""
+    """Two groups with matrices, biases and norm layers in each, so that the scopes "global" and
+    "group" differ."""
     named = dict(model.named_parameters())
     second = [name for name in named if name.startswith("down") or name.startswith("norm")]
     return [
@@ -88,8 +88,8 @@ def assert_close(model, expected, rtol):
 @pytest.mark.parametrize("scope", ["global", "group", "tensor", "row"])
 @pytest.mark.parametrize("path", PATHS)
 def test_line_13c_in_float64(path, scope, order):
-    """Training itself is followed: the library's own weights give the gradients. Float64 leaves
-    rounding of 1e-16 a step, which training may amplify; 1e-12 allows for a thousandfold."""
+    """The gradients are those at the library's own weights. Float64 rounds by 1e-16 in each step,
+    which training may amplify; 1e-12 allows for a factor of a thousand."""
     model = SmallModel(torch.float64)
     opt = PATHS[path](groups_of(model), ratio=RATIO, rate=RATE, scope=scope, order=order)
     train(model, opt, range(1, STEPS + 1), with_eta(opt))
@@ -100,7 +100,7 @@ def test_line_13c_in_float64(path, scope, order):
 @pytest.mark.parametrize("scope", ["global", "row"])
 @pytest.mark.parametrize("path", PATHS)
 def test_line_13c_in_float32(path, scope):
-    """The gradients are the reference's, so that only the optimizer's own rounding counts. A step
+    """The gradients are those of the reference, so that only the optimizer itself rounds. A step
     rounds the weights about three times by up to 2^-24; 600 independent roundings add up to
     sqrt(600) * 6e-8 = 1.5e-6 of the largest weight. Three times that is allowed."""
     expected, gradients = reference(line="13.c", scope=scope, r=paper_ratio, k=paper_rate)
@@ -129,7 +129,7 @@ def test_lines_13a_and_13b_are_ratio_0_with_a_rate_tied_to_the_learning_rate(
 
 
 def test_a_compiled_step_is_algorithm_1():
-    """Compiled, torch's Adam corrects its bias in float32 whatever the weights are: each update of
+    """Compiled, torch's Adam corrects its bias in float32 for weights of any dtype: each update of
     about lr is off by up to 2^-24 of itself, and 200 of them by 200 * 3e-3 * 6e-8 = 4e-8."""
     model = SmallModel(torch.float64)
     opt = AdamWN(
@@ -143,8 +143,8 @@ def test_a_compiled_step_is_algorithm_1():
 
 
 def test_the_reference_is_not_trivial():
-    """Scopes, orders and lines end in different weights, so that agreeing with one is agreeing with
-    no other."""
+    """Scopes, orders and lines end in different weights: agreeing with one of them means agreeing
+    with no other."""
     ends = [
         reference(line="13.c", scope=scope, r=paper_ratio, k=paper_rate, order=order)[0]
         for scope in ("global", "group", "tensor", "row")

@@ -1,12 +1,12 @@
-"""NormControl around optimizers of other people: the norm law holds, and a resumed run goes on bit
-for bit."""
+"""NormControl around optimizers of torch and of other packages: the norm law holds, and a resumed
+run ends in the same bits."""
 
 import copy
 import io
 
 import pytest
 import torch
-from small import SmallModel, loss_at, total_norm
+from small import SmallModel, loss_at, matrices, total_norm
 
 from normcontrol import NormControl, linear
 
@@ -16,13 +16,9 @@ schedulefree = pytest.importorskip("schedulefree")
 
 @pytest.fixture(autouse=True)
 def _torchao_in_eager_mode():
-    """It compiles its own step, which takes a minute here and has no part in what is tested."""
+    """torchao compiles its own step, which takes a minute and is not needed for these tests."""
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-def matrices(model):
-    return [p for p in model.parameters() if p.dim() >= 2]
 
 
 def muon(params):
@@ -74,16 +70,14 @@ def trained(make, steps, one_batch=False, **settings):
 
 
 @every_optimizer
-def test_the_norm_law_holds_around_it(make):
-    """Beside a twin without control whose weights are the same before the step, norm' = (1 - k)
-    norm + k target."""
+def test_the_norm_law_holds_around_every_optimizer(make):
+    """A twin without control makes the same step from the same weights and ends at ``norm``. Then
+    norm' = (1 - k) norm + k target."""
     model, opt = trained(make, 3, ratio=1.3, rate=0.25)
     first = total_norm(matrices(SmallModel()))
     twin = SmallModel()
     bare = make(list(twin.parameters()))
-    bare.load_state_dict(
-        copy.deepcopy(opt.optimizer.state_dict())
-    )  # load_state_dict alone would share the momentum
+    bare.load_state_dict(copy.deepcopy(opt.optimizer.state_dict()))  # or they share the momentum
     if hasattr(bare, "train"):
         bare.train()
     with torch.no_grad():
@@ -97,7 +91,7 @@ def test_the_norm_law_holds_around_it(make):
 
 
 @every_optimizer
-def test_it_trains_at_the_norm_that_was_asked_for(make):
+def test_training_ends_at_the_target(make):
     model, opt = trained(make, 40, one_batch=True, ratio=1.2, rate=1.0, scope="tensor")
     for p, q in zip(matrices(model), matrices(SmallModel()), strict=True):
         assert total_norm([p]) == pytest.approx(1.2 * total_norm([q]), rel=1e-6)
@@ -113,7 +107,7 @@ def test_resuming_is_bit_exact(make):
     file = io.BytesIO()
     torch.save({"model": half.state_dict(), "opt": opt.state_dict()}, file)
     file.seek(0)
-    saved = torch.load(file, weights_only=False)  # 8-bit states are tensor subclasses of their own
+    saved = torch.load(file, weights_only=False)  # 8-bit states are subclasses of tensors
     model = SmallModel(seed=1)
     model.load_state_dict(saved["model"])
     opt = NormControl(make(list(model.parameters())))
@@ -128,7 +122,7 @@ def test_resuming_is_bit_exact(make):
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "AdamW8bit"])
-def test_its_state_is_plain_data(name):
+def test_the_state_is_plain_data(name):
     _, opt = trained(MAKERS[name], 2, ratio=linear(1.0, 2.0, steps=5))
     file = io.BytesIO()
     torch.save(opt.state_dict(), file)
@@ -136,7 +130,7 @@ def test_its_state_is_plain_data(name):
     torch.load(file, weights_only=True)
 
 
-def test_an_optimizer_that_calls_its_closure_itself_cannot_be_controlled_in_between():
+def test_order_before_is_refused_for_an_optimizer_that_calls_its_closure_itself():
     with pytest.raises(
         ValueError,
         match=r"order='before' scales the weights between the closure and the step, but LBFGS calls its",
@@ -144,7 +138,7 @@ def test_an_optimizer_that_calls_its_closure_itself_cannot_be_controlled_in_betw
         NormControl(torch.optim.LBFGS(SmallModel().parameters()), order="before")
 
 
-def test_the_methods_of_the_optimizer_inside_are_at_hand():
+def test_the_methods_of_the_wrapped_optimizer_can_be_called():
     _, opt = trained(MAKERS["AdamWScheduleFree"], 1, ratio=1.0)
     opt.eval()
     assert opt.param_groups[0]["train_mode"] is False

@@ -68,7 +68,7 @@ def on_kernels(expected: dict[tuple[Any, str], tuple[list[Tensor], dict[str, Ten
     assert optimizer(model, "global", "after").implementation == "Triton kernels"
 
 
-def test_the_kernels_do_the_same_with_pieces_under_the_interpreter():
+def test_the_kernels_do_the_same_with_shards_under_the_interpreter():
     pytest.importorskip("triton")
     expected = {case: on_one_process(*case) for case in [("global", "after"), ("tensor", "before")]}
     run(on_kernels, 2, expected, TRITON_INTERPRET="1")

@@ -1,5 +1,5 @@
-"""Who is controlled: groups people already have keep their meaning, and nothing is controlled or
-left alone by accident."""
+"""Which tensors are controlled: existing parameter groups keep their meaning, patterns make groups,
+and tied or frozen tensors are counted correctly."""
 
 import warnings
 
@@ -15,13 +15,13 @@ OTHERS = ["up.bias", "norm.weight", "norm.bias", "down.bias", "head.bias"]
 
 
 def controlled(opt) -> list[str]:
-    """The names of all tensors that share in control, in whatever set."""
+    """The names of all controlled tensors, over all sets."""
     return [name for s in opt.sets for name in s.names]
 
 
 def split(model, decay=0.1, rest=0.0) -> list[dict]:
-    """nanoGPT's and Hugging Face's two groups: what has two or more dimensions is decayed, the rest
-    is not."""
+    """The two groups of nanoGPT and Hugging Face: tensors with two or more dimensions are decayed,
+    the rest is not."""
     named = list(model.named_parameters())
     return [
         {"params": [(n, p) for n, p in named if p.dim() >= 2], "weight_decay": decay},
@@ -29,7 +29,7 @@ def split(model, decay=0.1, rest=0.0) -> list[dict]:
     ]
 
 
-def test_plain_parameters_control_the_matrices_and_leave_biases_and_norm_layers_alone():
+def test_by_default_matrices_are_controlled_and_biases_and_norm_layers_are_not():
     model = SmallModel()
     opt = AdamWN(model.named_parameters(), lr=0.0, ratio=2.0, rate=1.0)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -44,7 +44,7 @@ def test_the_two_groups_of_nanogpt_control_what_they_decayed(default):
     assert controlled(AdamWN(split(SmallModel()), weight_decay=default)) == MATRICES
 
 
-def test_a_group_that_was_decayed_is_controlled_whole_biases_included():
+def test_all_tensors_of_a_decayed_group_are_controlled_also_biases():
     model = SmallModel()
     named = list(model.named_parameters())
     groups = [
@@ -55,7 +55,7 @@ def test_a_group_that_was_decayed_is_controlled_whole_biases_included():
 
 
 def test_hugging_face_groups_by_name_control_what_they_decayed():
-    """Its Trainer leaves out norm layers and everything called bias, by name."""
+    """Trainer excludes norm layers and every tensor whose name contains "bias"."""
     model = SmallModel()
     decayed = [(n, p) for n, p in model.named_parameters() if "norm" not in n and "bias" not in n]
     rest = [(n, p) for n, p in model.named_parameters() if "norm" in n or "bias" in n]
@@ -68,12 +68,11 @@ def test_hugging_faces_default_of_no_decay_anywhere_marks_nothing():
 
 
 def test_one_decay_for_everything_marks_nothing():
-    """AdamW(model.parameters(), weight_decay=0.1) is how people write it who never thought of
-    biases."""
+    """``AdamW(model.parameters(), weight_decay=0.1)`` does not distinguish biases from matrices."""
     assert controlled(AdamWN(SmallModel().named_parameters(), weight_decay=0.1)) == MATRICES
 
 
-def test_a_group_can_say_for_itself_who_is_controlled():
+def test_controlled_in_a_group_decides_which_of_its_tensors_are_controlled():
     model = SmallModel()
     groups = [
         {"params": list(model.embed.named_parameters(prefix="embed")), "controlled": False},
@@ -83,7 +82,7 @@ def test_a_group_can_say_for_itself_who_is_controlled():
     assert controlled(AdamWN(groups)) == ["norm.weight", "norm.bias", "down.weight"]
 
 
-def test_adamwn_never_decays_and_says_once_that_the_value_is_not_used(monkeypatch):
+def test_adamwn_never_decays_and_warns_once_that_the_value_is_not_used(monkeypatch):
     monkeypatch.setattr("normcontrol.warn.GIVEN", set())
     with pytest.warns(
         UserWarning,
@@ -103,7 +102,7 @@ def test_adamwn_never_decays_and_says_once_that_the_value_is_not_used(monkeypatc
     )
 
 
-def test_the_default_decay_of_adamw_says_nothing(monkeypatch):
+def test_the_default_decay_of_adamw_gives_no_warning(monkeypatch):
     monkeypatch.setattr("normcontrol.warn.GIVEN", set())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -169,7 +168,7 @@ def test_a_pattern_that_matches_nothing_raises():
         param_groups(SmallModel(), {"lm_head.*": None})
 
 
-def test_a_pattern_whose_matches_an_earlier_one_took_raises():
+def test_a_pattern_whose_matches_belong_to_an_earlier_one_raises():
     with pytest.raises(
         ValueError,
         match=r"'up\.weight' matches no parameter that an earlier pattern has not taken already \(up\.weight",
@@ -177,7 +176,7 @@ def test_a_pattern_whose_matches_an_earlier_one_took_raises():
         param_groups(SmallModel(), {"up.*": None, "up.weight": {}})
 
 
-def test_a_pattern_of_vectors_only_must_say_that_they_are_meant():
+def test_a_pattern_that_matches_only_vectors_needs_controlled():
     with pytest.raises(
         ValueError, match=r"none of which has two or more dimensions.*Add controlled=True"
     ):
@@ -192,7 +191,7 @@ def test_a_pattern_of_vectors_only_must_say_that_they_are_meant():
 
 
 def test_a_tied_tensor_counts_once():
-    """The head's weight is the embedding's; the joint norm has its square once."""
+    """The weight of the head is that of the embedding. Its square is in the joint norm once."""
     model = SmallModel()
     opt = AdamWN(model.parameters())
     assert opt.norms()["global"].norm.item() == pytest.approx(
@@ -246,7 +245,7 @@ def test_a_frozen_tensor_is_neither_counted_nor_scaled():
     assert opt.norms()["global"].target.item() == pytest.approx(total_norm(rest), rel=1e-6)
 
 
-def test_a_tensor_unfrozen_later_joins_with_the_norm_it_had_at_first():
+def test_a_tensor_unfrozen_later_is_counted_with_its_initial_norm_as_reference():
     a, b = Parameter(torch.tensor([[3.0]])), Parameter(torch.tensor([[4.0]]), requires_grad=False)
     opt = NormControl(torch.optim.SGD([a, b], lr=0.1), ratio=2.0, rate=1.0)
     opt.step()
@@ -270,7 +269,7 @@ def test_a_tensor_without_gradient_still_counts_and_is_scaled():
     assert (a.item(), b.item()) == pytest.approx((6.0, 8.0))
 
 
-def test_embeddings_are_controlled_unless_a_pattern_leaves_them_out():
+def test_embeddings_are_controlled_unless_a_pattern_excludes_them():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
     assert controlled(AdamWN(model.named_parameters())) == ["0.weight", "1.weight"]
     assert controlled(AdamWN(param_groups(model, {"0.*": None}))) == ["1.weight"]
@@ -324,7 +323,7 @@ def test_a_rate_tied_to_learning_rates_that_differ_needs_a_norm_for_each_group()
 
 
 def test_settings_changed_in_a_group_take_effect_at_the_next_step():
-    """As people change lr: in param_groups."""
+    """They are changed in ``param_groups``, like ``lr``."""
     p = Parameter(torch.tensor([[3.0, 4.0]]))
     opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=1.0, rate=1.0)
     opt.step()

@@ -1,5 +1,5 @@
-"""What bad input gets: a sentence that says what was given, why it cannot be, and what to do. Never
-silence."""
+"""Invalid input is refused with a sentence that says what was given, why it is invalid, and what to
+do instead. Corner cases that are valid work."""
 
 import copy
 import math
@@ -40,7 +40,7 @@ def sgd(*params, **settings):
         lambda step: -1.0,
     ],
 )
-def test_a_target_below_zero_or_not_a_number(kind, given):
+def test_a_target_below_zero_or_not_finite_is_refused(kind, given):
     with pytest.raises(
         ValueError,
         match=rf"{kind}=.* takes the value .*: a norm cannot be negative, infinite or NaN\. Give 0 or more\.",
@@ -61,7 +61,7 @@ def test_a_target_below_zero_or_not_a_number(kind, given):
         lambda step: 3.0,
     ],
 )
-def test_a_rate_outside_0_and_1(given):
+def test_a_rate_outside_0_to_1_is_refused(given):
     with pytest.raises(
         ValueError,
         match=r"rate=.* takes the value .*: a rate outside \[0, 1\] overshoots the target .*Give a rate within",
@@ -71,7 +71,7 @@ def test_a_rate_outside_0_and_1(given):
 
 @pytest.mark.parametrize("name", ["ratio", "rate"])
 @pytest.mark.parametrize("bad", [math.nan, -1.0])
-def test_a_schedule_that_goes_bad_on_the_way_stops_the_step_and_leaves_the_weights(name, bad):
+def test_a_schedule_with_an_invalid_value_raises_in_that_step_and_leaves_the_weights(name, bad):
     p = Parameter(W.clone())
     opt = sgd(p, **{"ratio": 1.0, "rate": 0.5, name: lambda step: 1.0 if step < 3 else bad})
     opt.step()
@@ -84,7 +84,7 @@ def test_a_schedule_that_goes_bad_on_the_way_stops_the_step_and_leaves_the_weigh
     assert p.tolist() == [[3.0, 4.0]]
 
 
-def test_a_rate_tied_to_a_learning_rate_that_makes_it_too_large():
+def test_a_learning_rate_that_makes_a_tied_rate_too_large_is_refused():
     opt = sgd(ratio=0.0, rate=lr_times(20.0))
     with pytest.raises(
         ValueError,
@@ -97,7 +97,7 @@ def test_a_rate_tied_to_a_learning_rate_that_makes_it_too_large():
     ("scope", "where"),
     [("tensor", ""), ("row", " in 1 of its 2 parts"), ("col", " in 1 of its 2 parts")],
 )
-def test_a_zero_initial_norm_where_parts_have_norms_of_their_own(scope, where):
+def test_a_ratio_to_an_initial_norm_of_zero_is_refused(scope, where):
     zero = torch.zeros(2, 2) if scope == "tensor" else torch.tensor([[0.0, 0.0], [0.0, 5.0]])
     named = [("fine", Parameter(torch.ones(2, 2))), ("empty", Parameter(zero))]
     with pytest.raises(
@@ -109,14 +109,14 @@ def test_a_zero_initial_norm_where_parts_have_norms_of_their_own(scope, where):
     AdamWN([{"params": named[:1]}, {"params": named[1:], "controlled": False}], scope=scope)
 
 
-def test_a_zero_tensor_in_the_joint_norm_is_no_problem():
+def test_a_tensor_of_zeros_is_allowed_in_a_joint_norm():
     p, zero = Parameter(W.clone()), Parameter(torch.zeros(2, 2))
     sgd(p, zero, ratio=2.0, rate=1.0).step()
     assert p.tolist() == [[6.0, 8.0]]
     assert zero.abs().sum() == 0
 
 
-def test_a_norm_that_is_zero_later_has_no_direction_and_stays():
+def test_weights_whose_norm_becomes_zero_stay_zero():
     p = Parameter(W.clone())
     opt = sgd(p, ratio=1.0, rate=1.0)
     opt.step()
@@ -135,14 +135,14 @@ def test_a_norm_that_is_zero_later_has_no_direction_and_stays():
         lambda: sgd(Parameter(torch.ones(0, 3))),
     ],
 )
-def test_nothing_controlled(make):
+def test_an_optimizer_that_would_control_nothing_is_refused(make):
     with pytest.raises(
         ValueError, match=r"Nothing would be controlled: .*controlled=True in their group"
     ):
         make()
 
 
-def test_everything_frozen_is_nothing_controlled():
+def test_an_optimizer_of_frozen_tensors_is_refused():
     with pytest.raises(
         ValueError,
         match=r"Nothing would be controlled: all tensors are frozen .*Unfreeze",
@@ -150,7 +150,7 @@ def test_everything_frozen_is_nothing_controlled():
         AdamWN([Parameter(torch.ones(3, 3), requires_grad=False)])
 
 
-def test_decay_and_control_on_the_same_weights():
+def test_decay_and_control_of_the_same_weights_is_refused():
     sentence = r"Group 0 is under norm control and SGD still decays it with weight_decay=0\.1: the two would pull .*Set weight_decay=0"
     with pytest.raises(ValueError, match=sentence):
         NormControl(torch.optim.SGD([Parameter(W.clone())], lr=0.1, weight_decay=0.1))
@@ -160,7 +160,7 @@ def test_decay_and_control_on_the_same_weights():
         opt.step()
 
 
-def test_decay_of_weights_that_are_not_controlled_is_the_optimizers_own_business():
+def test_decay_of_weights_that_are_not_controlled_is_allowed():
     groups = [
         {"params": [Parameter(W.clone())]},
         {"params": [Parameter(torch.ones(3))], "weight_decay": 0.1},
@@ -168,7 +168,7 @@ def test_decay_of_weights_that_are_not_controlled_is_the_optimizers_own_business
     NormControl(torch.optim.SGD(groups, lr=0.1)).step()
 
 
-def test_a_pattern_that_matches_nothing():
+def test_a_pattern_that_matches_nothing_is_refused():
     with pytest.raises(
         ValueError,
         match=r"The pattern 'blocks\.\*' matches no parameter\. .*correct the pattern or remove it",
@@ -176,7 +176,7 @@ def test_a_pattern_that_matches_nothing():
         param_groups(SmallModel(), {"blocks.*": {}})
 
 
-def test_parameters_on_the_meta_device():
+def test_parameters_on_the_meta_device_are_refused():
     with pytest.raises(
         ValueError,
         match=r"weight is on the meta device, so it has no norm yet\. Materialise and initialise",
@@ -198,24 +198,24 @@ def saved(scope="global", groups=1) -> dict:
 
 
 def assert_refused(opt, state, sentence):
-    """Nothing is changed when a state does not fit."""
+    """Assert that the state is refused, and that the optimizer is unchanged."""
     before = copy.deepcopy(opt.state_dict())
     with pytest.raises(ValueError, match=sentence):
         opt.load_state_dict(state)
     assert str(opt.state_dict()) == str(before)
 
 
-def test_a_state_of_another_scope():
+def test_a_state_of_another_scope_is_refused():
     sentence = r"group 0 was saved with scope='tensor', but the optimizer has scope='global'.*Construct the optimizer with the saved scope"
     assert_refused(AdamWN(SmallModel().parameters()), saved(scope="tensor"), sentence)
 
 
-def test_a_state_of_another_number_of_tensors():
+def test_a_state_with_another_number_of_tensors_is_refused():
     sentence = r"The state is of groups with \[8\] tensors, but this optimizer has groups with \[6\]: they are of different models"
     assert_refused(AdamWN(list(SmallModel().parameters())[:6]), saved(), sentence)
 
 
-def test_a_state_of_another_number_of_groups():
+def test_a_state_with_another_number_of_groups_is_refused():
     assert_refused(
         AdamWN(SmallModel().parameters()),
         saved(groups=2),
@@ -223,7 +223,7 @@ def test_a_state_of_another_number_of_groups():
     )
 
 
-def test_a_state_in_which_other_tensors_were_controlled():
+def test_a_state_in_which_other_tensors_were_controlled_is_refused():
     opt = AdamWN([{"params": list(SmallModel().parameters()), "controlled": True}])
     assert_refused(
         opt,
@@ -232,8 +232,8 @@ def test_a_state_in_which_other_tensors_were_controlled():
     )
 
 
-def test_a_state_without_reference_norms_takes_the_weights_as_they_are_and_says_so():
-    """Fine-tuning from a checkpoint of plain AdamW: its moments are taken, its decay is not."""
+def test_after_loading_a_state_without_reference_norms_the_current_norm_is_the_reference():
+    """Fine-tuning from a checkpoint of AdamW: its moments are used, its decay is not."""
     model = SmallModel()
     adamw = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     train(model, adamw, range(3))
@@ -252,7 +252,7 @@ def test_a_state_without_reference_norms_takes_the_weights_as_they_are_and_says_
     assert opt.state[model.up.weight]["step"] == 4
 
 
-def test_a_trace_shorter_than_the_run_holds_its_last_value_and_says_so_once():
+def test_after_its_end_a_trace_keeps_its_last_value_and_warns_once():
     opt = sgd(ratio=trace([1.0, 2.0]), rate=1.0)
     opt.step()
     with pytest.warns(
@@ -271,8 +271,8 @@ def test_a_trace_shorter_than_the_run_holds_its_last_value_and_says_so_once():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_or_inf_in_one_tensor_is_not_spread_to_the_others(bad):
-    """A joint norm that is not finite has no meaning: control leaves all weights of that norm
-    alone, and norms() shows it."""
+    """If a joint norm is not finite, none of its weights are scaled, and ``norms()`` shows the
+    norm."""
     good, broken = Parameter(W.clone()), Parameter(torch.tensor([[1.0, 1.0]]))
     opt = sgd(good, broken, ratio=2.0, rate=1.0)
     opt.step()
@@ -286,7 +286,7 @@ def test_nan_or_inf_in_one_tensor_is_not_spread_to_the_others(bad):
     assert opt.norms()["global"].scale.item() == 1.0
 
 
-def test_nan_in_one_row_leaves_control_of_the_other_rows():
+def test_with_nan_in_one_row_the_other_rows_are_still_controlled():
     p = Parameter(torch.tensor([[3.0, 4.0], [3.0, 4.0]]))
     opt = sgd(p, ratio=2.0, rate=1.0, scope="row")
     opt.step()
@@ -297,7 +297,7 @@ def test_nan_in_one_row_leaves_control_of_the_other_rows():
     assert p[1, 1].item() == 4.0
 
 
-def test_sparse_gradients_are_refused_by_adam_and_fine_with_sgd():
+def test_sparse_gradients_are_refused_by_adam_and_allowed_with_sgd():
     embed = torch.nn.Embedding(5, 3, sparse=True)
     initial = embed.weight.detach().norm().item()
     embed(torch.tensor([1, 2])).sum().backward()
@@ -309,7 +309,7 @@ def test_sparse_gradients_are_refused_by_adam_and_fine_with_sgd():
 
 
 @pytest.mark.parametrize("scope", ["global", "group", "tensor", "row"])
-def test_tensors_without_elements_have_no_norm_and_are_left_alone(scope):
+def test_tensors_without_elements_are_ignored(scope):
     p, nothing = Parameter(W.clone()), Parameter(torch.ones(0, 3))
     opt = sgd(p, nothing, ratio=2.0, rate=1.0, scope=scope)
     opt.step()
@@ -351,19 +351,19 @@ def test_tensors_without_elements_have_no_norm_and_are_left_alone(scope):
         ({"scope": 5}, r"needs a tensor with axes \(5,\)"),
     ],
 )
-def test_unknown_or_impossible_settings(settings, sentence):
+def test_unknown_or_impossible_settings_are_refused(settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         sgd(**settings)
 
 
-def test_an_unknown_word_for_who_is_controlled():
+def test_an_unknown_value_of_controlled_is_refused():
     with pytest.raises(
         ValueError, match=r"controlled='all' is not known: give True, False, or 'matrices'"
     ):
         AdamWN([{"params": [Parameter(W.clone())], "controlled": "all"}])
 
 
-def test_control_of_what_is_no_optimizer_or_is_controlled_already():
+def test_normcontrol_of_a_generator_or_of_a_controlled_optimizer_is_refused():
     with pytest.raises(
         TypeError,
         match=r"NormControl wraps a torch\.optim\.Optimizer, but got generator\. Construct the optimizer first",

@@ -1,4 +1,5 @@
-"""Resuming: 100 steps equal 50, a save, a new process, a load and 50 more, bit for bit."""
+"""Saving and loading: 50 steps, a save, a load in a new process and 50 more steps end in the same
+bits as 100 steps."""
 
 import copy
 import itertools
@@ -45,7 +46,7 @@ def build(maker, scope, dtype, order, seed=0, **control):
 
 
 def fresh(configuration):
-    """A run that has not begun; ratio and rate both move in the first half and in the second."""
+    """A run before its first step. Its ratio and rate change in both halves."""
     ratio = (
         linear(1.0, 2.0, steps=80)
         if configuration["order"] == "after"
@@ -63,7 +64,7 @@ def parts(model, opt, scheduler) -> dict:
 
 
 def second_halves(name: str, folder: Path) -> None:
-    """What the new process does. Its models and schedules are others until it loads."""
+    """Resume in the new process, whose models and schedules are different until it loads."""
     ends = []
     for configuration, saved in zip(
         CONFIGURATIONS[name], torch.load(folder / "saved.pt", weights_only=True), strict=True
@@ -91,7 +92,7 @@ def test_a_resumed_run_ends_in_the_same_bits_for_each_implementation_and_scope(n
         CONFIGURATIONS[name], runs, resumed, strict=True
     ):
         half = copy.deepcopy(model.state_dict())
-        train(model, opt, range(50, 100), scheduler)  # the same run, undisturbed
+        train(model, opt, range(50, 100), scheduler)  # the uninterrupted run
         for key, p in model.named_parameters():
             assert torch.equal(p, end["model"][key]), f"{key} with {configuration}"
             assert not torch.equal(p, half[key])

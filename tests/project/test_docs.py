@@ -1,5 +1,5 @@
-"""The README and the docs are true: every Python example runs, outputs are what they say, links
-lead somewhere."""
+"""The README and the docs are correct: every Python example runs and prints what the page shows,
+links lead to existing pages, and tables agree with the results."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ def name(page: Path) -> str:
 def test_every_python_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib").use("Agg")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        torch, "compile", functools.partial(torch.compile, backend="eager")
-    )  # traced, but not built: seconds
+    # Traced, but without generated code, which would take minutes.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     monkeypatch.setattr("normcontrol.warn.GIVEN", set())
     torch.manual_seed(0)
     namespace: dict = {"__name__": page.stem}
@@ -48,9 +47,7 @@ def test_every_python_example_of_a_page_runs(page, tmp_path, monkeypatch, capsys
                     compile("\n" * line + block[2], str(page), "exec", dont_inherit=True), namespace
                 )
             printed = capsys.readouterr().out
-        elif (
-            block[1] == "text" and printed
-        ):  # the output of the example before it, or the beginning of it
+        elif block[1] == "text" and printed:  # the output of the last example, or its beginning
             assert_alike(block[2], printed)
             printed = ""
 
@@ -68,7 +65,7 @@ def assert_alike(shown: str, printed: str) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=name)
-def test_links_and_pictures_are_there(page):
+def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if target.startswith("https://"):
             continue
@@ -84,7 +81,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.replace("`", "").lower()).replace(" ", "-") for h in headings}
 
 
-def test_every_public_name_has_its_place_in_the_reference():
+def test_every_public_name_is_in_the_reference():
     headings = re.findall(r"^### `(\w+)`$", (ROOT / "docs/api.md").read_text(), re.M)
     assert sorted(headings) == sorted(normcontrol.__all__)
 
@@ -147,19 +144,19 @@ def test_the_benchmark_runs(tmp_path):
     assert (tmp_path / "step.json").exists()
 
 
-def test_the_figures_are_those_the_script_makes():
+def test_the_figures_are_those_that_the_scripts_make():
     script = (ROOT / "docs/figures/make_figures.py").read_text()
-    made = set(re.findall(r'save\(figure, "([\w.]+)"\)', script)) | {
-        "quickstart.png",
-        "demo.png",
-        "predict.png",
-        "predict_small.png",
-        "grokking.png",
-        "transfer.png",
-        "flow.png",
-    }  # these are made by make quickstart, make demo, benchmarks/predict.py, examples/grokking.py,
-    # docs/figures/make_transfer.py and docs/figures/make_flow.py
-    assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made
+    made = set(re.findall(r'save\(figure, "([\w.]+)"\)', script))
+    made_elsewhere = {
+        "quickstart.png",  # make quickstart
+        "demo.png",  # make demo
+        "predict.png",  # benchmarks/predict.py
+        "predict_small.png",  # benchmarks/predict.py
+        "grokking.png",  # examples/grokking.py
+        "transfer.png",  # docs/figures/make_transfer.py
+        "flow.png",  # docs/figures/make_flow.py
+    }
+    assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made | made_elsewhere
 
 
 def test_grokking_runs(tmp_path):
@@ -168,7 +165,7 @@ def test_grokking_runs(tmp_path):
     assert (tmp_path / "runs/grokking.png").stat().st_size > 10_000
 
 
-def test_the_results_page_is_what_the_results_say():
+def test_the_results_page_agrees_with_the_results():
     sys.path.insert(0, str(ROOT / "docs"))
     import make_results
 

@@ -26,7 +26,7 @@ LAYERS = [
     {"integrations", "optax"},
     {"lab"},
 ]
-"""From the bottom to the top. A module imports from its own folder and from the layers below."""
+"""From bottom to top. A module imports from its own folder and from the layers below it."""
 
 LAB_LAYERS = [
     {"errors", "files"},

@@ -47,7 +47,7 @@ def test_every_link_leads_to_a_page(site):
                 )
 
 
-def test_nothing_is_fetched_from_elsewhere_to_show_a_page(site):
+def test_pages_load_nothing_from_other_sites(site):
     for page in site.rglob("*.html"):
         fetched = re.findall(
             r'(?:<script[^>]* src|<img[^>]* src|<link rel="stylesheet" href)="(https?:[^"]+)',

@@ -1,7 +1,6 @@
-"""On CUDA: what torch's own implementations do there under control. The Triton kernels have tests
-of their own.
+"""Norm control with torch's own implementations on CUDA. The Triton kernels have separate tests.
 
-No step may wait for the device, a captured step must see its schedules move, and the arithmetic is
+No step may wait for the device, a captured step must follow its schedules, and the arithmetic is
 that of torch's AdamW.
 """
 
@@ -10,7 +9,7 @@ import math
 
 import pytest
 import torch
-from small import SmallModel, total_norm, with_eta
+from small import SmallModel, matrices, total_norm, with_eta
 from torch.nn import functional as F
 
 from normcontrol import AdamWN, NormControl, cosine, eta_times, linear, lr_times, trace
@@ -28,13 +27,8 @@ def model_on_gpu(dtype=torch.float32, seed=0):
     return SmallModel(dtype, seed).cuda()
 
 
-def matrices(model):
-    return [p for p in model.parameters() if p.dim() >= 2]
-
-
 def gradients(model, t):
-    """Gradients that are a pure function of the step, made on the host and moved without
-    waiting."""
+    """Gradients that are a pure function of the step, computed on the host."""
     generator = torch.Generator().manual_seed(t)
     return [
         torch.randn(p.shape, generator=generator).to("cuda", p.dtype) for p in model.parameters()
@@ -76,8 +70,8 @@ def test_adamw_is_adamwn_at_ratio_0_bit_for_bit(implementation, flags):
     assert_same_bits(ours, theirs)
 
 
-def test_fused_adamw_too_up_to_the_rounding_of_its_decay():
-    """CUDA's fused kernel decays by a subtraction, p - lr * wd * p, where control multiplies: 100
+def test_fused_adamw_is_adamwn_at_ratio_0_within_the_rounding_of_its_decay():
+    """CUDA's fused kernel decays by a subtraction, p - lr * wd * p, and control multiplies: 100
     steps may differ by 100 roundings of 2^-24."""
     theirs, ours = model_on_gpu(), model_on_gpu()
     adamw = torch.optim.AdamW(theirs.parameters(), lr=LR, weight_decay=DECAY, fused=True)
@@ -97,7 +91,7 @@ def test_fused_adamw_too_up_to_the_rounding_of_its_decay():
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str
 )
 @pytest.mark.parametrize("scope", ["global", "tensor", "row", "col"])
-def test_the_norm_law(dtype, scope):
+def test_one_step_follows_the_norm_law(dtype, scope):
     model = model_on_gpu(dtype)
     first = total_norm(matrices(model))
     opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), ratio=1.5, rate=0.5, scope=scope)
@@ -107,7 +101,7 @@ def test_the_norm_law(dtype, scope):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_weights_reach_their_target_from_a_fifth_away(dtype):
+def test_low_precision_weights_reach_a_target_20_percent_away(dtype):
     w = torch.nn.Parameter(
         (0.02 * torch.randn(256, 256, generator=torch.Generator().manual_seed(0))).to("cuda", dtype)
     )
@@ -129,7 +123,7 @@ def test_low_precision_rounds_as_on_the_cpu():
         for _ in range(3):
             opt.step()
         ends.append(w.detach().cpu())
-    assert (ends[0] != ends[1]).double().mean() < 1e-3  # but for the last bit of the norm
+    assert (ends[0] != ends[1]).double().mean() < 1e-3  # the last bit of the norm may differ
 
 
 def test_a_large_norm_is_right_to_six_digits():
@@ -215,7 +209,7 @@ def _fill(model, t):
 
 @pytest.mark.parametrize("name", ["ramps", "traces", "before", "rows"])
 @pytest.mark.parametrize("kind", ["AdamWN", "foreach", "NormControl"])
-def test_a_captured_step_sees_its_schedules_move(kind, name):
+def test_a_captured_step_follows_its_schedules(kind, name):
     make = {
         "AdamWN": lambda params: AdamWN(params, lr=LR, capturable=True, **SETTINGS[name]),
         "foreach": lambda params: AdamWN(

@@ -1,5 +1,5 @@
-"""Where torch's fused AdamW runs on a CPU, its own decay does the multiplication of order
-"after"."""
+"""The folded stepper: with torch's fused AdamW on a CPU, the decay of AdamW does the multiplication
+of order "after"."""
 
 import math
 
@@ -16,7 +16,7 @@ SETTINGS = {"lr": 1e-3, "ratio": linear(1.0, 2.0, steps=50), "rate": 0.05}
 
 
 def steady(lr=1e-6) -> tuple[list[nn.Parameter], AdamWN]:
-    """Weights under the same gradient at every step, whose norm moves smoothly."""
+    """Weights with the same gradient in every step, so that their norm changes smoothly."""
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(30, 20)), nn.Parameter(torch.randn(40))]
     for p in params:
@@ -28,7 +28,7 @@ def folded_sets(opt: AdamWN) -> int:
     return len(opt.stepper.folded) if isinstance(opt.stepper, FoldedStepper) else 0
 
 
-def test_it_is_what_fused_does_on_a_cpu_and_nothing_else_does():
+def test_steps_are_folded_with_fused_float32_on_a_cpu_only():
     for fused, expected in ((True, 1), (False, 0)):
         model = SmallModel()
         opt = AdamWN(model.parameters(), fused=fused, **SETTINGS)
@@ -37,10 +37,10 @@ def test_it_is_what_fused_does_on_a_cpu_and_nothing_else_does():
     model = SmallModel(torch.float64)
     opt = AdamWN(model.parameters(), fused=True, **SETTINGS)
     train(model, opt, range(3))
-    assert folded_sets(opt) == 0  # in float64 nothing may be off by float32's last place
+    assert folded_sets(opt) == 0  # the factors of folded steps have the precision of float32
 
 
-def test_it_follows_the_plain_path():
+def test_folded_steps_agree_with_the_plain_stepper():
     folded, plain = SmallModel(), SmallModel()
     opt = AdamWN(folded.parameters(), fused=True, **SETTINGS)
     other = AdamWN(plain.parameters(), fused=False, foreach=False, **SETTINGS)
@@ -48,14 +48,14 @@ def test_it_follows_the_plain_path():
         train(folded, opt, range(t, t + 1))
         train(plain, other, range(t, t + 1))
     for p, q in zip(folded.parameters(), plain.parameters(), strict=True):
-        # The two implementations of Adam themselves differ by as much.
+        # The two implementations of Adam themselves differ by this much.
         assert ((p - q).norm() / q.norm()).item() < 2e-5
     ours, theirs = opt.norms()["global"].norm.item(), other.norms()["global"].norm.item()
     assert ours == pytest.approx(theirs, rel=1e-6)
 
 
-def test_what_a_guess_misses_does_not_accumulate():
-    """Errors below one unit in the last place are not corrected: the feedback removes them."""
+def test_errors_of_the_guess_do_not_accumulate():
+    """Errors below the tolerance are not corrected in their step. The law removes them later."""
     params, opt = steady(lr=1e-4)
     for _ in range(3000):
         opt.step()
@@ -64,7 +64,7 @@ def test_what_a_guess_misses_does_not_accumulate():
     assert true == pytest.approx(reading.norm.item(), rel=2**-22)
 
 
-def test_one_step_is_exactly_the_law():
+def test_one_step_follows_the_norm_law():
     params, opt = steady(lr=0.01)
     for _ in range(3):
         opt.step()
@@ -75,7 +75,7 @@ def test_one_step_is_exactly_the_law():
     assert params[0].detach().double().norm().item() == pytest.approx(moved.norm.item(), rel=3e-7)
 
 
-def test_smooth_norms_need_no_second_pass_and_a_jump_does(monkeypatch):
+def test_a_second_pass_is_needed_only_if_the_norm_jumps(monkeypatch):
     params, opt = steady()
     for _ in range(6):
         opt.step()
@@ -96,7 +96,7 @@ def test_smooth_norms_need_no_second_pass_and_a_jump_does(monkeypatch):
     assert params[0].detach().norm().item() / before == pytest.approx(1.005, abs=1e-5)
 
 
-def test_what_is_not_controlled_is_left_to_adam_bit_for_bit():
+def test_weights_that_are_not_controlled_are_those_of_adam_bit_for_bit():
     params, opt = steady(lr=0.01)
     bias = nn.Parameter(params[1].detach().clone())
     adam = torch.optim.Adam([bias], lr=0.01, fused=True)

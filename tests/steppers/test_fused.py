@@ -1,4 +1,4 @@
-"""The Triton kernels do what Algorithm 1 says."""
+"""The Triton kernels agree with Algorithm 1 of the paper, and in low precision on average."""
 
 import copy
 import math
@@ -68,7 +68,7 @@ def test_ragged_tensors_follow_algorithm_1(scope, order, shift):
 
 @here
 @pytest.mark.parametrize("scope", ["group", "row", "col", (0,)])
-def test_every_other_scope_matches_the_plain_path(scope):
+def test_every_other_scope_matches_the_plain_stepper(scope):
     ours = [
         nn.Parameter(p.detach().reshape(-1, 8)) for p in tensors([8 * n for n in (1, 5, 64, 130)])
     ]
@@ -85,7 +85,7 @@ def test_every_other_scope_matches_the_plain_path(scope):
     [{"amsgrad": True}, {"maximize": True}, {"eps": 1e-3}, {"lr": torch.tensor(1e-3)}],
     ids=str,
 )
-def test_the_options_of_adam(options):
+def test_the_options_of_adam_match_torchs_implementation(options):
     ours = tensors()
     theirs = copy.deepcopy(ours)
     settings = {"lr": LR, "betas": BETAS, "ratio": 1.2, "rate": 0.1, **options}
@@ -98,15 +98,15 @@ def test_the_options_of_adam(options):
 
 @here
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_is_right_on_average(dtype):
-    """Weights of one value, multiplied by a factor whose change is a fraction of their last
-    place."""
+def test_low_precision_weights_are_scaled_right_on_average(dtype):
+    """Equal weights are multiplied by a factor that changes them by a fraction of one unit in the
+    last place."""
     params = [nn.Parameter(torch.full((8_000,), 1.5, dtype=dtype, device=DEVICE))]
     opt = kernels(params, ratio=0.0, rate=2e-4)
     opt.param_groups[0]["lr"] = 0.0
     run(opt, params, range(1, 5))
     mean, spread = params[0].double().mean().item(), params[0].double().std().item()
-    assert torch.finfo(dtype).eps > 4e-4  # or plain multiplication would have done
+    assert torch.finfo(dtype).eps > 4e-4  # rounding to nearest would not change the weights
     assert mean == pytest.approx(1.5 * (1 - 2e-4) ** 4, abs=5 * spread / 89)
     assert spread > 0
 
@@ -114,7 +114,8 @@ def test_low_precision_is_right_on_average(dtype):
 @here
 @pytest.mark.parametrize("order", ["after", "before"])
 def test_adams_own_update_of_bf16_is_right_on_average(order):
-    """A hundredth of the last place a step: rounded to nearest, the weights would never move."""
+    """Each step changes a weight by about a hundredth of one unit in the last place. Rounded to
+    nearest, the weights would never change."""
     params = [nn.Parameter(torch.ones(8_000, dtype=torch.bfloat16, device=DEVICE))]
     opt = kernels(params, ratio=1.0, rate=0.0, order=order)
     opt.param_groups[0]["lr"] = 1e-4

@@ -1,4 +1,5 @@
-"""The Triton kernels in a training run: overflow, clipping, resume, changes from outside."""
+"""The Triton kernels in a training run: overflow, clipping, resuming, weights that are changed
+between steps, tensors that the kernels cannot handle, and shards."""
 
 import copy
 import math
@@ -56,7 +57,7 @@ def test_an_overflow_step_changes_nothing(order):
 
 
 @here
-def test_gradscaler_scales_are_undone():
+def test_the_scale_of_gradscaler_is_divided_out():
     ours, theirs = tensors(), tensors()
     plain, scaled = kernels(theirs), kernels(ours)
     run(plain, theirs, range(1, 3))
@@ -74,7 +75,7 @@ def test_gradscaler_scales_are_undone():
 @here
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("limit", [0.5, 1e6])
-def test_max_grad_norm_is_clip_grad_norm(limit, fused):
+def test_max_grad_norm_clips_as_clip_grad_norm_does(limit, fused):
     ours, theirs = tensors(), tensors()
     clipping = AdamWN(everything(ours), LR, BETAS, eps=1e-2, fused=fused, max_grad_norm=limit)
     plain = AdamWN(everything(theirs), LR, BETAS, eps=1e-2, fused=fused)
@@ -90,9 +91,9 @@ def test_max_grad_norm_is_clip_grad_norm(limit, fused):
 
 
 @here
-def test_weights_that_others_change_are_measured_again():
-    """Order "before" knows the norm from the last step's sums, unless someone wrote to the weights
-    since."""
+def test_weights_that_were_changed_between_steps_are_measured_again():
+    """Order "before" uses the sums of the last step as the norm, unless the weights were changed
+    since then."""
     ours, theirs = tensors(), tensors()
     fast = kernels(ours, order="before", rate=0.5)
     plain = AdamWN(everything(theirs), LR, BETAS, fused=False, order="before", rate=0.5)
@@ -101,18 +102,18 @@ def test_weights_that_others_change_are_measured_again():
         with torch.no_grad():
             params[1].mul_(7.0)
         run(opt, params, range(3, 5))
-        kept = copy.deepcopy([p.detach() for p in params])
+        copies = copy.deepcopy([p.detach() for p in params])
         with torch.no_grad():
-            for p, q in zip(params, kept, strict=True):
+            for p, q in zip(params, copies, strict=True):
                 p.copy_(1.1 * q)
         run(opt, params, range(5, 7))
     assert worst(ours, theirs) < 1e-6
 
 
 @here
-def test_after_corrects_only_what_its_guess_misses():
-    """Smooth norms: the guess is right to within a rounding error, and the second pass is not
-    needed. A jump of the target: it is."""
+def test_order_after_corrects_the_weights_only_if_its_guess_missed():
+    """While the norm changes smoothly, the guess is right within a rounding error and no second
+    pass is needed. After a jump of the target it is needed."""
     params = tensors()
     opt = kernels(params, ratio=1.0, rate=0.01)
     opt.param_groups[0]["lr"] = 1e-6
@@ -134,7 +135,7 @@ def test_after_corrects_only_what_its_guess_misses():
 
 
 @here
-def test_before_makes_no_pass_of_its_own(monkeypatch):
+def test_order_before_needs_no_pass_beside_adams(monkeypatch):
     params = tensors([100, 3000])
     opt = kernels(params, order="before")
     run(opt, params, range(1, 3))
@@ -167,7 +168,7 @@ def test_resuming_gives_the_same_bits(order, dtype, tmp_path):
 
 
 @here
-def test_states_go_both_ways_between_the_kernels_and_torch():
+def test_states_of_the_kernels_load_in_torchs_implementation_and_the_reverse():
     start = tensors()
     ends = []
     for first, second in ((True, False), (False, True)):
@@ -197,15 +198,15 @@ def test_a_tensor_without_a_gradient_still_counts():
 
 
 @here
-def test_what_the_kernels_cannot_do_goes_to_torch_and_is_said():
+def test_tensors_that_the_kernels_cannot_handle_go_to_torch_and_the_report_says_why():
     double = AdamWN(
         [nn.Parameter(torch.ones(4, 4, dtype=torch.float64, device=DEVICE))], fused=True
     )
     assert "torch's fused implementation, since a parameter is torch.float64" in double.report()
-    asked = AdamWN([nn.Parameter(torch.ones(4, 4, device=DEVICE))], fused=False)
-    assert "fused=False" in asked.report()
+    unfused = AdamWN([nn.Parameter(torch.ones(4, 4, device=DEVICE))], fused=False)
+    assert "fused=False" in unfused.report()
     if CUDA:
-        return  # where torch's fused implementation refuses the layout below as well
+        return  # on CUDA, torch's fused implementation refuses the layout below too
     p = nn.Parameter(torch.ones(4, 6, device=DEVICE))
     opt = AdamWN([p], fused=True)
     p.grad = torch.ones(6, 4, device=DEVICE).t()
@@ -219,7 +220,7 @@ def test_what_the_kernels_cannot_do_goes_to_torch_and_is_said():
 
 @here
 @pytest.mark.parametrize("order", ["after", "before"])
-def test_norms_tell_what_torchs_own_implementation_tells(order):
+def test_norms_are_those_of_torchs_own_implementation(order):
     settings = {"order": order, "ratio": 1.5, "rate": 0.1}
     one, other = tensors(), tensors()
     ours = kernels(one, **settings)
@@ -232,7 +233,7 @@ def test_norms_tell_what_torchs_own_implementation_tells(order):
 
 @here
 @pytest.mark.parametrize("order", ["after", "before"])
-def test_the_pieces_of_dtensors_go_through_the_kernels(order, tmp_path):
+def test_the_shards_of_dtensors_go_through_the_kernels(order, tmp_path):
     import torch.distributed as dist
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 

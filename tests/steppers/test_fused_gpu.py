@@ -1,4 +1,5 @@
-"""The fused stepper on a GPU: no waiting, graphs, memory; and rounding in one launch."""
+"""The fused stepper on a GPU: it does not wait for the device, works in CUDA graphs, needs little
+memory, and rounds in one launch."""
 
 import copy
 
@@ -90,7 +91,7 @@ def test_a_replayed_graph_follows_the_schedules(order):
 
 
 @on_gpu
-def test_little_memory_beyond_the_moments():
+def test_a_step_needs_little_memory_beyond_the_moments():
     params = [nn.Parameter(torch.randn(4096, 4096, device=DEVICE)) for _ in range(8)]
     for p in params:
         p.grad = torch.ones_like(p)
@@ -106,7 +107,7 @@ def test_little_memory_beyond_the_moments():
 @here
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("n", [1, 1000, 1024, 5000])
-def test_multiplying_in_one_launch_rounds_as_the_plain_operations_do(n, dtype):
+def test_multiplying_in_one_launch_rounds_to_the_same_bits_as_tensor_operations(n, dtype):
     from normcontrol.weights.rounding import DROPPED_BITS, multiply_rounding_, seeds_of
     from normcontrol.weights.rounding_kernels import multiply_rounding
 
@@ -115,12 +116,12 @@ def test_multiplying_in_one_launch_rounds_as_the_plain_operations_do(n, dtype):
         torch.tensor(1 - 3e-4, device=DEVICE),
         seeds_of(torch.tensor(5, device=DEVICE), 3)[2],
     )
-    plain = weight.cpu()
-    multiply_rounding_(plain, factor.cpu(), seed.cpu())
+    expected = weight.cpu()
+    multiply_rounding_(expected, factor.cpu(), seed.cpu())
     multiply_rounding[(-(-n // 1024),)](
         weight, factor, seed, n, DROPPED=DROPPED_BITS[dtype], BLOCK=1024
     )
-    assert torch.equal(weight.cpu(), plain)
+    assert torch.equal(weight.cpu(), expected)
 
 
 @on_gpu
@@ -137,7 +138,6 @@ def test_a_wrapped_optimizer_rounds_on_the_gpu_as_it_does_on_the_cpu(scope):
         opt.step()
         assert p._version > version
         weights.append(p.detach().cpu())
-    torch.testing.assert_close(
-        *weights, rtol=0, atol=2**-9
-    )  # their norms, and so their factors, may differ in the last bit
+    # The norms, and therefore the factors, may differ in the last bit.
+    torch.testing.assert_close(*weights, rtol=0, atol=2**-9)
     assert (weights[0] == weights[1]).float().mean() > 0.99

@@ -1,5 +1,5 @@
-"""Precision: norms are summed accurately whatever the weights are stored in, and bf16 and fp16
-weights obey control."""
+"""Precision: norms are accurate for weights of every dtype, and weights in bf16 and fp16 reach
+their target."""
 
 import math
 
@@ -26,9 +26,9 @@ def gaussian(*shape, dtype=torch.float32, seed=0):
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("ratio", [1.2, 0.8])
 @pytest.mark.parametrize(("scope", "within"), [("global", 1e-3), ("tensor", 1e-3), ("row", 1e-2)])
-def test_low_precision_weights_reach_their_target_from_a_fifth_away(dtype, ratio, scope, within):
-    """At k = 1e-2 the last steps change a weight by far less than its last place. 800 steps leave
-    0.2 * 0.99^800 = 6e-5."""
+def test_low_precision_weights_reach_a_target_20_percent_away(dtype, ratio, scope, within):
+    """At k = 1e-2 the last steps change a weight by much less than one unit in its last place. 800
+    steps leave a relative distance of 0.2 * 0.99^800 = 6e-5."""
     p = Parameter(gaussian(64, 256, dtype=dtype))
     first = p.detach().double()
     opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=ratio, rate=1e-2, scope=scope)
@@ -42,9 +42,9 @@ def test_low_precision_weights_reach_their_target_from_a_fifth_away(dtype, ratio
 
 
 @pytest.mark.parametrize(("dtype", "stuck"), [(torch.bfloat16, 0.1), (torch.float16, 0.01)])
-def test_plain_multiplication_would_have_got_stuck(dtype, stuck):
-    """What the test above guards against: rounded to nearest, weights stop moving well before the
-    target."""
+def test_with_rounding_to_nearest_the_norm_would_stop_before_the_target(dtype, stuck):
+    """Without stochastic rounding the test above would fail: the weights stop changing before the
+    norm reaches the target."""
     w = gaussian(64, 256, dtype=dtype)
     target = 1.2 * w.double().norm()
     for _ in range(800):
@@ -53,7 +53,7 @@ def test_plain_multiplication_would_have_got_stuck(dtype, stuck):
 
 
 @pytest.mark.parametrize("dtype", LOW)
-def test_training_in_low_precision_holds_its_norm(dtype):
+def test_training_in_low_precision_reaches_and_keeps_its_target(dtype):
     model = SmallModel(dtype)
     opt = AdamWN(model.parameters(), lr=1e-3, eps=1e-4, ratio=1.5, rate=1e-2)
     train(model, opt, range(500))
@@ -64,8 +64,8 @@ def test_training_in_low_precision_holds_its_norm(dtype):
 
 @pytest.mark.parametrize("dtype", LOW)
 def test_rounding_is_right_on_average_and_exact_where_it_can_be(dtype):
-    """A product is rounded to one of its two neighbours, with the probabilities that make the mean
-    right."""
+    """A product is rounded to one of its two neighbours, with the probabilities that make it exact
+    on average."""
     w = torch.full((400, 500), 1.0, dtype=dtype)
     step = torch.finfo(dtype).eps
     multiply_rounding_(w, torch.tensor(1 + step / 4), seed=torch.tensor(7))
@@ -81,7 +81,7 @@ def test_rounding_is_right_on_average_and_exact_where_it_can_be(dtype):
         assert torch.equal(scaled, exact * scale)
 
 
-def test_rounding_is_the_same_every_time_and_takes_no_ones_randomness():
+def test_rounding_is_reproducible_and_does_not_use_the_global_generator():
     ends = []
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -97,8 +97,8 @@ def test_rounding_is_the_same_every_time_and_takes_no_ones_randomness():
 
 
 def test_two_equal_tensors_are_rounded_independently():
-    """Sharing their random bits would round tied-looking tensors the same way, and add up its
-    noise."""
+    """With the same random bits, both would be rounded the same way, and the errors would add
+    up."""
     params = [Parameter(torch.ones(64, 64, dtype=torch.bfloat16)) for _ in range(2)]
     NormControl(torch.optim.SGD(params, lr=0.1), ratio=1.1, rate=1e-2).step()
     up = [(p > 1).double().mean().item() for p in params]
@@ -106,7 +106,7 @@ def test_two_equal_tensors_are_rounded_independently():
     assert not torch.equal(*params)
 
 
-def test_a_joint_norm_over_several_precisions():
+def test_a_joint_norm_may_have_weights_of_several_dtypes():
     params = [
         Parameter(gaussian(64, 64, dtype=dtype, seed=i))
         for i, dtype in enumerate([*LOW, torch.float32, torch.float64])
@@ -119,7 +119,7 @@ def test_a_joint_norm_over_several_precisions():
 # Norms
 
 
-def test_a_norm_too_large_for_fp16_is_no_problem():
+def test_the_norm_of_fp16_weights_may_exceed_the_range_of_fp16():
     p = Parameter(torch.full((100, 100), 1000.0, dtype=torch.float16))
     opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=0.5, rate=1.0)
     assert opt.norms()["global"].norm.item() == pytest.approx(100_000, rel=1e-7)
@@ -130,7 +130,7 @@ def test_a_norm_too_large_for_fp16_is_no_problem():
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_norm_of_thirty_million_weights_is_right_to_six_digits(dtype):
-    """Summed naively in float32, as the CPU does, it is wrong in the third."""
+    """Summed in float32, as torch does on a CPU, the third digit would be wrong."""
     w = gaussian(3000, 10_000, dtype=dtype)
     exact = math.sqrt(sum(rows.double().square().sum().item() for rows in w.split(100)))
     for scope in ("global", "tensor"):
@@ -152,7 +152,7 @@ def test_the_norms_of_long_slices_are_right_to_six_digits(axes):
     "shape", [(3, 2049), (2049, 3), (5, 70, 80), (70, 5, 80), (4, 3, 5, 700), (2, 3000, 3)]
 )
 @pytest.mark.parametrize("axes", [(0,), (1,), (-1,), (0, 1)])
-def test_the_norms_of_slices_of_any_shape(shape, axes):
+def test_the_norms_of_slices_are_right_for_any_shape(shape, axes):
     w = gaussian(*shape)
     if len(axes) == len(shape):
         return

@@ -63,7 +63,7 @@ POINT = "(l => [panels[1].px(l.x[20]), panels[1].py(l.y[20])])(panels[1].lines[0
 BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 
 
-def test_it_loads_without_a_word_and_without_a_request(browser, page):
+def test_it_loads_without_errors_and_without_requests(browser, page):
     with browser.open(page) as opened:
         assert opened.said == []
         assert opened.page.locator("canvas").count() == 4

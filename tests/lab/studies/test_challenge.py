@@ -165,7 +165,7 @@ def test_a_study_in_the_same_folder_is_refused(finished, study, capsys):
     assert "A challenge is run by a command of its own" in capsys.readouterr().err
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on(config, tmp_path, capsys):
+def test_ctrl_c_saves_and_the_same_command_continues(config, tmp_path, capsys):
     out, longer = tmp_path / "out", flags(config.with_(steps=300, eval_every=300))
     asked = ["challenge", "--out", str(out), *longer, "--device", "cpu"]
     process = subprocess.Popen(

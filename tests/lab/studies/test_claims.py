@@ -164,7 +164,7 @@ def test_another_learning_rate_that_is_better_gets_its_seeds_too(corpus, tmp_pat
     assert {c.config.optim.lr for c in study.cells("seeds")} == {1e-3}
 
 
-def test_no_two_runs_of_the_claims_study_bear_the_same_name(corpus, tmp_path):
+def test_no_two_runs_of_the_claims_study_have_the_same_name(corpus, tmp_path):
     study = Pretended(corpus, tmp_path, best_lr=1e-3, best_decay=0.05)
     for _ in range(6):
         study.run([c for c in study.ledger.cells(study.done) if study.done.of(c) is None])

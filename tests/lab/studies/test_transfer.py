@@ -73,7 +73,7 @@ def test_first_come_equal_trials_of_every_tuned_arm_and_nothing_else():
     assert parts(cells) == ["base"]
 
 
-def test_parts_come_in_the_order_in_which_they_tell_most():
+def test_parts_come_in_the_order_of_their_importance():
     cells = evidence(ledger()).cells
     expected = ["base", "carried", "lr", "seeds", "steps", "batch", "width", "depth"]
     assert parts(cells) == expected

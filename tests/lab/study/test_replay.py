@@ -26,9 +26,7 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     assert "All cells gave the same results." in said
     path = sorted((out / "cells").glob("*.jsonl"))[0]
     record = records.read(path)
-    assert (
-        str(Path(record.config["data"]).parent) == "."
-    )  # a record names its data without the folder on this machine
+    assert str(Path(record.config["data"]).parent) == "."  # without the folder on this machine
     record.final["val_loss"] += 1e-12
     records.write(out, record, "x")
     assert main(["study", "--replay", str(out), "--device", "cpu", "--workers", "2"]) == 1
@@ -37,7 +35,7 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     assert "another result, -1.00e-12 in validation loss" in said
     assert main(["study", "--replay", str(out), "--limit-minutes", "1"]) == 1
     assert (
-        "A replay is of what its folder says, on this machine and to its end"
+        "A replay runs what its folder says, on this machine and to its end"
         in capsys.readouterr().err
     )
 

@@ -48,17 +48,15 @@ def test_a_difference_that_is_there_is_shown_with_its_interval_and_the_tuning():
     assert row["s.d."] == f"{statistics.stdev(0.9 * NOISE[seed] for seed in range(3)):.4f}"
     assert row["loss on owt"] == "3.9797"
     assert row["difference on owt"].startswith("-0.0200 ±")
-    assert (
-        row["steps to baseline"] == "100%"
-    )  # a straight line down to 2.98 passes 3.00 in the last thousandth
+    # The curve is a straight line down to 2.98, which passes 3.00 near its end.
+    assert row["steps to baseline"] == "100%"
     assert not verdict.flags
 
 
 def test_a_trial_of_fewer_seeds_that_did_better_is_named():
     def cells(scale, done):
-        return [
-            c for c in two_arms(scale, done) if c.seed == 0 or c.config.optim.lr != 2e-3
-        ]  # the best has one seed
+        # The best trial has one seed.
+        return [c for c in two_arms(scale, done) if c.seed == 0 or c.config.optim.lr != 2e-3]
 
     def of(cell):
         worse = 1.0 if cell.arm == "AdamWN" and cell.config.optim.lr == 2e-3 else 0.0

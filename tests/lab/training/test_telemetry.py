@@ -64,6 +64,4 @@ def test_the_effective_decay_is_logged_under_norm_control(config, tmp_path):
     assert evaluated(tmp_path / "AdamC")[1]["decay"] == pytest.approx(
         0.3 * lr / config.optim.lr, rel=1e-3
     )
-    assert (
-        evaluated(tmp_path / "AdamWN")[1]["decay"] > 0.3
-    )  # it keeps weights short that would grow
+    assert evaluated(tmp_path / "AdamWN")[1]["decay"] > 0.3  # without control the norm would grow
