@@ -58,28 +58,21 @@ def test_a_state_saved_and_loaded_continues_bit_for_bit(cls, kwargs):
     assert_same(run.weights(), other.weights())
 
 
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
 @both
 @every_input
-def test_a_deepcopy_continues_bit_for_bit(cls, kwargs):
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=["deepcopy", "pickle"])
+def test_a_copy_continues_bit_for_bit(cls, kwargs, copied):
     run = Run(cls, kwargs)
     run.step(3)
-    opt, weight, bias = copy.deepcopy((run.opt, run.weight, run.bias))
+    opt, weight, bias = copied((run.opt, run.weight, run.bias))
     other = run.continued_by(opt, weight, bias)
     run.step(5)
     assert not torch.equal(run.weight, weight)
     other.step(5)
-    assert_same(run.weights(), other.weights())
-
-
-@both
-@every_input
-def test_a_pickle_continues_bit_for_bit(cls, kwargs):
-    run = Run(cls, kwargs)
-    run.step(3)
-    opt, weight, bias = pickle.loads(pickle.dumps((run.opt, run.weight, run.bias)))
-    other = run.continued_by(opt, weight, bias)
-    for r in (run, other):
-        r.step(5)
     assert_same(run.weights(), other.weights())
 
 

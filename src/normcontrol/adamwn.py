@@ -80,7 +80,7 @@ class AdamWN(NormControl):
     ) -> None:
         self.clip = clip = Clip(max_grad_norm)
         params, tensors = as_lists(params)
-        reason = "fused=False, foreach=True or differentiable=True asked for it"
+        reason = "fused=False, foreach=True or differentiable=True was given"
         if fused is not False and not foreach and not differentiable:
             reason = why_not(tensors) or ""
         adam = torch.optim.AdamW(

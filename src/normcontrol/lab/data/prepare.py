@@ -109,16 +109,7 @@ def prepare(
 ) -> Path:
     """Tokenize ``source`` into shards in the folder ``out``, and return ``out``. A preparation that
     was stopped is continued."""
-    if not 0 < val_fraction <= 0.5:
-        raise LabError(
-            f"val_fraction={val_fraction}: it is the fraction of the documents to validate on. "
-            "Give a number in (0, 0.5]."
-        )
-    if (out / MANIFEST).exists():
-        raise LabError(
-            f"{out} already contains prepared data. Train on it with --data {out}, or give another "
-            "folder as --out."
-        )
+    _check_arguments(out, val_fraction)
     out.mkdir(parents=True, exist_ok=True)
     every = round(1 / val_fraction)
     settings = {
@@ -146,6 +137,29 @@ def prepare(
             _write_journal(out, settings, shards, pieces)
             written = time.monotonic()
 
+    _check_count(source, pieces, every)
+    for own in shards.values():
+        own.finish()
+    write_json(out / MANIFEST, _manifest(source, encoder, shards, every, pieces))
+    (out / JOURNAL).unlink(missing_ok=True)
+    return out
+
+
+def _check_arguments(out: Path, val_fraction: float) -> None:
+    if not 0 < val_fraction <= 0.5:
+        raise LabError(
+            f"val_fraction={val_fraction}: it is the fraction of the documents to validate on. "
+            "Give a number in (0, 0.5]."
+        )
+    if (out / MANIFEST).exists():
+        raise LabError(
+            f"{out} already contains prepared data. Train on it with --data {out}, or give another "
+            "folder as --out."
+        )
+
+
+def _check_count(source: Source, pieces: int, every: int) -> None:
+    """Refuse a source that is too short to have documents for validation."""
     if not pieces:
         raise LabError(f"There is no text in {source.name}: all of its files are empty.")
     if pieces < every:
@@ -153,11 +167,6 @@ def prepare(
             f"{source.name} has {pieces} documents, and every {every}th is for validation, so "
             f"there would be none. Raise --val-fraction to {1 / max(pieces, 2):.2g} or more."
         )
-    for own in shards.values():
-        own.finish()
-    write_json(out / MANIFEST, _manifest(source, encoder, shards, every, pieces))
-    (out / JOURNAL).unlink(missing_ok=True)
-    return out
 
 
 def _manifest(

@@ -8,7 +8,6 @@ shows the status that it is given, and does not know studies.
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -39,12 +38,7 @@ class Board:
             self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live:
             self.live.update(self._table(), refresh=True)
             self.live.stop()
