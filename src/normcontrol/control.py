@@ -217,7 +217,7 @@ class NormControl(Wrapper):
         return readings(self.sets, self.param_groups, self.clock)
 
     def report(self) -> str:
-        """Return a table of who is controlled, at which norm, and with which target.
+        """Return a table of the controlled tensors, with their norms and targets.
 
         It waits for the device.
         """
@@ -280,7 +280,7 @@ class NormControl(Wrapper):
         self._build()
 
     def _adopt(self, index: int) -> None:
-        """Complete and check a group's settings, and take the norms of its weights as reference."""
+        """Complete and check a group's settings, and measure the reference norms of its weights."""
         group = self.param_groups[index]
         complete(group, self._settings)
         check_group(index, group, self.optimizer)
@@ -301,7 +301,7 @@ class NormControl(Wrapper):
         return Sharing(params, self._norm_group)
 
     def _set_step(self, step: Tensor) -> None:
-        """Let the clock and all groups share one tensor."""
+        """Store this tensor as the step of the clock and of all groups, which share it."""
         self.clock.step = step
         for group in self.param_groups:
             group[CONTROL]["step"] = step
@@ -321,7 +321,7 @@ class NormControl(Wrapper):
         self.stepper.prepare(self.sets, self.sharing)
 
     def _refresh(self) -> None:
-        """Take the reference at the first step; notice what was changed in place since the last."""
+        """Measure the reference at the first step. Rebuild what has changed since the last step."""
         if self._fresh:
             self._begin()
         groups = self.optimizer.param_groups
@@ -343,7 +343,7 @@ class NormControl(Wrapper):
 
     @torch.compiler.disable
     def _begin(self) -> None:
-        """Take the current weights as theta_0.
+        """Measure the current weights as the reference, theta_0.
 
         They may have been loaded, broadcast or moved since construction.
         """
@@ -381,16 +381,16 @@ class NormControl(Wrapper):
         return {**self.optimizer.defaults, **self._settings}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled and copied: everything but hooks and what is built from it."""
+        """Return what is pickled and copied: all but hooks, and objects that can be built again."""
         self._hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
         built = {"sets", "stepper", "sharing", "_trainable", "_has_shards", *Scaler._fields}
-        kept = {
+        state = {
             key: value
             for key, value in self.__dict__.items()
             if key not in built and not key.startswith("_optimizer_")
         }
-        return {**kept, "_norm_group": None, "_norm_group_lost": lost, "_zero_hook": None}
+        return {**state, "_norm_group": None, "_norm_group_lost": lost, "_zero_hook": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

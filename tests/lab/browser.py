@@ -22,7 +22,7 @@ MISSING = ", ".join(
     )
     if not found
 )
-"""What is not installed and is needed, in words."""
+"""A sentence that says what is needed and not installed."""
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""What the laboratory's tests share: a small corpus, prepared once, and a run of a second."""
+"""Fixtures of the laboratory's tests: a small corpus, prepared once, a run that takes a second, and
+a study of such runs."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from normcontrol.lab.data.corpus import source
 from normcontrol.lab.data.prepare import prepare
 from normcontrol.lab.training.config import Config, Data, Model, Optim, Run
 
-# Tests run side by side on few cores: threads that wait for each other would only be in the way.
+# Tests run in parallel on few cores: several threads in each process would slow them down.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 
 def document(number: int) -> str:
-    """Lines with something to learn in them."""
+    """Lines of text with a pattern that a model can learn."""
     return "".join(
         f"the square of {i} is {i * i}, and its cube {i**3}\n"
         for i in range(20 * number, 20 * number + 20)

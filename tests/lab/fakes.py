@@ -14,7 +14,7 @@ from normcontrol.lab.training.config import Config
 
 DATA = Data("digest")
 NOISE = {0: 0.0, 1: 0.003, 2: -0.004, 3: 0.001, 4: 0.002}
-"""By seed, what is added to a loss."""
+"""For each seed, the number that is added to a loss."""
 
 
 def record(
@@ -26,8 +26,8 @@ def record(
     owt: float | None = None,
     points: int = 5,
 ) -> Record:
-    """A finished cell that ended at ``loss``, by way of a straight line from 10; not finite, it
-    diverged."""
+    """The record of a cell whose loss falls in a straight line from 10 to ``loss``. If ``loss`` is
+    not finite, the cell has diverged."""
     steps = [round(cell.config.run.steps * i / (points - 1)) for i in range(points)]
     lines = [
         {

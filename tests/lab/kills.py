@@ -1,5 +1,5 @@
-"""Kill a run with SIGKILL at random moments, resume it each time, and compare it with an
-undisturbed one, bit by bit.
+"""Kills a run with SIGKILL at random moments, resumes it each time, and compares it with an
+uninterrupted run, bit by bit.
 
 ``python tests/lab/kills.py 20`` does so twenty times over one run; the tests do it a few times.
 """
@@ -36,8 +36,8 @@ def progress(out: Path) -> int:
 
 
 def killed_and_resumed(config: Config, out: Path, kills: int, size: int, seed: int = 0) -> None:
-    """Kill at random moments, all over the run: ``size`` is how many bytes of metrics an
-    undisturbed one writes."""
+    """Kill at random moments of the whole run. ``size`` is the number of bytes of metrics that an
+    uninterrupted run writes."""
     chance = random.Random(seed)
     for number, moment in enumerate(sorted(chance.uniform(0, size) for _ in range(kills)), 1):
         process = start(config, out)
@@ -54,7 +54,7 @@ def killed_and_resumed(config: Config, out: Path, kills: int, size: int, seed: i
 
 
 def differences(one: Path, two: Path) -> list[str]:
-    """What is not equal in two runs' final weights, optimizer states and metrics."""
+    """The names of the final weights, optimizer states and metrics that differ between two runs."""
     first, second = (checkpoint.load(checkpoint.latest(out / "checkpoints")) for out in (one, two))
     found = [
         name

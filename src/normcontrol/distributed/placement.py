@@ -76,8 +76,8 @@ def local_parts(param: Any, scope: Scope) -> tuple[int, Tensor]:
     """Return how many parts a tensor has, and which of them this rank stores elements of."""
     if scope.axes is None:
         return 1, torch.arange(1)
-    kept = sorted({a % param.dim() for a in scope.axes})
-    shape = [param.shape[d] for d in kept]
+    part_axes = sorted({a % param.dim() for a in scope.axes})
+    shape = [param.shape[d] for d in part_axes]
     grid = torch.arange(math.prod(shape)).view(shape)
     size = grid.numel()
     if is_dtensor(param) and split_dims(param):
@@ -90,7 +90,7 @@ def local_parts(param: Any, scope: Scope) -> tuple[int, Tensor]:
                 f"scope={scope.name!r} needs the norms of cannot be identified. Distribute it "
                 "with distribute_tensor, or use another scope."
             )
-        for axis, d in enumerate(kept):
+        for axis, d in enumerate(part_axes):
             grid = grid.index_select(axis, indices[d])
     return size, grid.flatten()
 

@@ -48,13 +48,13 @@ class Shards:
         n_known = n_whole = 0
         for p in self.params:
             size, here = local_parts(p, scope)
-            kept = {a % p.dim() for a in scope.axes or ()}
+            part_axes = {a % p.dim() for a in scope.axes or ()}
             split = {p.placements[i].dim for i in split_dims(p)} if is_dtensor(p) else set()
             counts = True
             known = torch.arange(size)
             if self.norm_group is not None:
                 counts = sharing.counts_in_norm_group(p)
-            elif split - kept:
+            elif split - part_axes:
                 ranks, counts = sharing.of(p)
                 sums.setdefault(ranks, []).append(n_known + known)
             elif split:

@@ -103,9 +103,9 @@ def _weight_set(
         reference = state_of(groups[index]).reference
         trained = [p.requires_grad for p in members[index].params]
         pairs = zip(*members[index], trained, strict=True)
-        kept = [(name, p) for name, p, is_trained in pairs if is_trained]
-        names += [name for name, _ in kept]
-        params += [p for _, p in kept]
+        unfrozen = [(name, p) for name, p, is_trained in pairs if is_trained]
+        names += [name for name, _ in unfrozen]
+        params += [p for _, p in unfrozen]
         if one_number:
             stored.append(reference)
         else:

@@ -54,11 +54,10 @@ def members_of(groups: Sequence[Mapping[str, Any]]) -> list[Members]:
 
 
 def marks_of_decay(groups: Iterable[Mapping[str, Any]], default_decay: float) -> list[Any]:
-    """Return the ``controlled`` of every group that its ``weight_decay`` stands for.
+    """Return the value of ``controlled`` for every group, from its ``weight_decay``.
 
-    Groups that set their own decay mark who was decayed: non-zero is controlled, zero is left
-    alone. If no group sets its own, or all are zero, nothing is marked and the matrices are
-    controlled.
+    If groups set their own decay, those with a decay are controlled, and those with zero are not.
+    If no group sets its own, or all are zero, the matrices are controlled.
 
     >>> nanogpt = [{"weight_decay": 0.1}, {"weight_decay": 0.0}]
     >>> marks_of_decay(nanogpt, default_decay=0.01)
@@ -101,8 +100,8 @@ def param_groups(
         won = [(name, p) for name, p in left if fnmatch.fnmatchcase(name, pattern)]
         if not won:
             raise ValueError(
-                f"The pattern {pattern!r} matches no parameter{_taken(pattern, named)}. The names "
-                f"are such as {', '.join(name for name, _ in named[:3])}; correct the pattern or "
+                f"The pattern {pattern!r} matches {_matched_before(pattern, named)}. The names are "
+                f"such as {', '.join(name for name, _ in named[:3])}; correct the pattern or "
                 "remove it."
             )
         left = [(name, p) for name, p in left if not fnmatch.fnmatchcase(name, pattern)]
@@ -124,6 +123,9 @@ def param_groups(
     return groups
 
 
-def _taken(pattern: str, named: list[tuple[str, Any]]) -> str:
-    taken = [name for name, _ in named if fnmatch.fnmatchcase(name, pattern)]
-    return f" that an earlier pattern has not taken already ({taken[0]}, for one)" if taken else ""
+def _matched_before(pattern: str, named: list[tuple[str, Any]]) -> str:
+    """Say what a pattern that has no parameters matches: nothing, or those of earlier patterns."""
+    found = [name for name, _ in named if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        return "no parameter"
+    return f"only parameters that an earlier pattern matches, such as {found[0]}"

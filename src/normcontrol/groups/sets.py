@@ -1,4 +1,4 @@
-"""Sets: the weights that stand under one target and one rate.
+"""Sets: the weights that share one target and one rate.
 
 A set belongs to one group, or to all groups that share the global norm. It knows its tensors, its
 reference and its settings, and what the controller did at the last step. It does not measure or
@@ -27,7 +27,7 @@ from normcontrol.target import TARGETS
 
 
 class WeightSet:
-    """Weights that stand under one target and one rate.
+    """Weights that share one target and one rate.
 
     Args:
         groups: the parameter groups that the weights belong to; the first one has the settings.
@@ -97,7 +97,7 @@ class WeightSet:
         rate = self.value("rate", clock, 1.0)
         if self.start is not None:
             rate = torch.where(self.start.is_active(clock.step), rate, 0.0)
-        if skip is not None:  # a law with memory must not learn from an overflow
+        if skip is not None:  # an overflow must not change the memory of a law
             rate = torch.where(skip == 0, rate, 0.0)
         return rate
 

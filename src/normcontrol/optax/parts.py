@@ -85,5 +85,5 @@ def check_reference(
 
 def _summed(weight: Any, scope: Scope) -> tuple[int, ...]:
     """Return the axes that a norm is taken over."""
-    kept = {axis % weight.ndim for axis in scope.axes or ()}
-    return tuple(axis for axis in range(weight.ndim) if axis not in kept)
+    part_axes = {axis % weight.ndim for axis in scope.axes or ()}
+    return tuple(axis for axis in range(weight.ndim) if axis not in part_axes)

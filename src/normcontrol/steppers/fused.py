@@ -242,7 +242,7 @@ class Plan:
             self.buckets.append(bucket)
 
     def fits(self) -> bool:
-        """Return whether the plan still describes the optimizer; new gradients are taken over."""
+        """Return whether the plan still describes the optimizer. Gradients may be new tensors."""
         if self.state is not self.adam.state:
             return False
         if list(map(id, self.adam.param_groups)) != self.group_ids:

@@ -126,8 +126,8 @@ class Stepper(ABC):
         finally:
             for name in given:
                 del self.optimizer.__dict__[name]
-            for live, kept in hooks:
-                live.update(kept)
+            for live, removed in hooks:
+                live.update(removed)
 
     def hand_over(self) -> None:  # noqa: B027
         """Store in the groups what the next step needs, for a checkpoint or another stepper."""

@@ -106,9 +106,9 @@ class Bucket:
         """Whether the kernels multiply the controlled tensors of this bucket."""
 
     def still_fits(self) -> bool:
-        """Return whether weights and moments are where they were; new gradients are taken over.
+        """Return whether the addresses of weights and moments are unchanged.
 
-        Gradients are usually new tensors at every step, so they may move.
+        Gradients are usually new tensors at every step: their addresses are updated.
         """
         moments = all(map(is_, map(itemgetter("exp_avg"), self.states), self.exp_avgs))
         squares = all(map(is_, map(itemgetter("exp_avg_sq"), self.states), self.exp_avg_sqs))

@@ -58,7 +58,7 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
 
 
 def with_params(s: WeightSet, params: list[Tensor], optimizer: NormControl) -> WeightSet:
-    """Return a copy of a set with other tensors, which are put on target at once."""
+    """Return a copy of a set with other tensors, whose law reaches the target in one step."""
     other = copy.copy(s)
     other.params, other.law, other.start = params, projection, None
     other.settings = {key: value for key, value in s.settings.items() if key not in MECHANISMS}

@@ -175,13 +175,13 @@ class NormTrace:
         """The records of each class of tensors, for :func:`normcontrol.predict.calibrate`. Empty
         under norm control."""
         for name, group, indices in self._sorted:
-            kept = self._classes.setdefault(
+            records = self._classes.setdefault(
                 name, ClassTrace(sum(self.params[i].numel() for i in indices), [], [], [])
             )
-            for parts, walk in self._parts[len(kept.norms) :]:
-                kept.norms.append(math.sqrt(sum(n * n for n in parts[indices].tolist())))
-                kept.kept.append(float(walk[group][0]))
-                kept.noise.append(float(walk[group][1]))
+            for parts, walk in self._parts[len(records.norms) :]:
+                records.norms.append(math.sqrt(sum(n * n for n in parts[indices].tolist())))
+                records.kept.append(float(walk[group][0]))
+                records.noise.append(float(walk[group][1]))
         return self._classes
 
     def curve(self, smooth: int = 1) -> trace:

@@ -86,7 +86,7 @@ def _scale_for_each(params: Sequence[Tensor], scope: Scope, scale: Tensor) -> Se
     if scope.axes is None:
         return scale.unbind()
     pieces = scale.split(scope.sizes(params))
-    return [s.reshape(_kept_shape(p, scope.axes)) for s, p in zip(pieces, params, strict=True)]
+    return [s.reshape(_part_shape(p, scope.axes)) for s, p in zip(pieces, params, strict=True)]
 
 
 def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dtype) -> Tensor:
@@ -128,8 +128,8 @@ def _blocked_norm(p: Tensor) -> Tensor:
 def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return the norm of every index of ``axes``, with the other dimensions kept at size 1."""
     dtype = ACCUMULATED_IN.get(p.dtype, p.dtype)
-    kept = {a % p.dim() for a in axes}
-    dims = [d for d in range(p.dim()) if d not in kept]
+    part_axes = {a % p.dim() for a in axes}
+    dims = [d for d in range(p.dim()) if d not in part_axes]
     count = math.prod([p.shape[d] for d in dims])
     if not p.is_cpu or count <= BLOCK or torch.is_grad_enabled():
         return torch.linalg.vector_norm(p, dim=dims, keepdim=True, dtype=dtype)
@@ -148,9 +148,9 @@ def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
     return torch.linalg.vector_norm(norms.double(), dim=longest, keepdim=True)
 
 
-def _kept_shape(p: Tensor, axes: tuple[int, ...]) -> list[int]:
-    kept = {a % p.dim() for a in axes}
-    return [size if d in kept else 1 for d, size in enumerate(p.shape)]
+def _part_shape(p: Tensor, axes: tuple[int, ...]) -> list[int]:
+    part_axes = {a % p.dim() for a in axes}
+    return [size if d in part_axes else 1 for d, size in enumerate(p.shape)]
 
 
 ACCUMULATED_IN = dict.fromkeys(DROPPED_BITS, torch.float32)

@@ -1,5 +1,5 @@
-"""The page of a study in a real browser: it loads in silence, answers to the mouse, and fits a
-phone."""
+"""The page of a study in a real browser: it loads without errors, reacts to the mouse, and fits the
+screen of a phone."""
 
 from __future__ import annotations
 

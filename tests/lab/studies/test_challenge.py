@@ -1,5 +1,5 @@
-"""The challenge: a study of paired arms, with the baseline's norm as their target, and a report that
-says no more than it knows."""
+"""The challenge: a study of paired arms with the baseline's norm as their target. Its report claims
+no more than its runs show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARMS = ["adamwn", "scaled", "adamc", "adamw:weight_decay=0.2"]
 
 
 def flags(config):
-    kept = (
+    settings = (
         "layers",
         "heads",
         "width",
@@ -43,7 +43,7 @@ def flags(config):
     )
     pairs = [
         (f"--{key.replace('_', '-')}", str(config.flat()[key]))
-        for key in (*kept, "eval_every", "log_every", "checkpoint_every")
+        for key in (*settings, "eval_every", "log_every", "checkpoint_every")
     ]
     return [word for pair in pairs for word in pair]
 

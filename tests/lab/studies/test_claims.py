@@ -1,4 +1,4 @@
-"""The claims study: what it asks for, in which order, given what is finished."""
+"""The claims study: which cells it wants, and in which order, given the finished ones."""
 
 from __future__ import annotations
 

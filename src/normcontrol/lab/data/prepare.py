@@ -59,9 +59,9 @@ class Shards:
             if finished.exists():
                 finished.replace(self.part)
             os.truncate(self.part, tokens * self.dtype.itemsize)
-        kept = {entry["file"] for entry in done} | ({self.part.name} if tokens else set())
+        recorded = {entry["file"] for entry in done} | ({self.part.name} if tokens else set())
         for path in self.folder.glob(f"{self.split}-*.bin*"):
-            if path.name not in kept:
+            if path.name not in recorded:
                 path.unlink()
 
     def add(self, ids: Ids) -> None:

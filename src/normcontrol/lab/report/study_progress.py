@@ -96,7 +96,7 @@ class LiveTable(Lines):
 
 
 def progress() -> Lines:
-    """The display that fits the output."""
+    """The display for this output: a table on a terminal, else lines."""
     if sys.stdout.isatty():
         try:
             return LiveTable()

@@ -55,7 +55,7 @@ class Ranges:
 # rate. Short runs need more, and a factor of three to either side should contain the optimum. The
 # ratios are a factor of 1.25 around the norms that such decays lead to. The paper's rate of 1e-2,
 # times its 100,000 steps over ours, would be 0.67: the rates are 0.1, and ten times more and less.
-# At tiny GPT-2's initial weights are small for so narrow a network: all but the rate is larger.
+# At tiny, GPT-2's initial weights are small for the narrow network: all but the rate is larger.
 RANGES = {
     "tiny": Ranges(
         (1e-3, 3e-3, 8e-3),

@@ -173,11 +173,11 @@ def cells(scale: str, done: Results) -> list[Cell]:
     chosen = {arm: best for arm, found in tried.items() if (best := done.best(found)) is not None}
     first, more = plan.seeds[0], plan.seeds[1:]
 
-    def each(kept: Iterable[Condition], seeds: Iterable[int], part: str = "") -> list[Cell]:
+    def each(some: Iterable[Condition], seeds: Iterable[int], part: str = "") -> list[Cell]:
         return [
             cell
             for seed in seeds
-            for condition in kept
+            for condition in some
             for cell in carried(plan, chosen, condition, seed, part or condition.axis)
         ]
 

@@ -90,12 +90,12 @@ def identity(config: Config, data: Data) -> str:
     Settings at their default do not enter the hash, so that a setting added later does not change
     the names of earlier results.
     """
-    kept = {
+    relevant = {
         key: new
         for key, (_, new) in differences(Config(), config).items()
         if key not in FREE | BY_DIGEST
     }
-    content = json.dumps([kept, data.digest, dict(sorted(data.also.items()))], sort_keys=True)
+    content = json.dumps([relevant, data.digest, dict(sorted(data.also.items()))], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

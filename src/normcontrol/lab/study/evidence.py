@@ -123,12 +123,12 @@ class Evidence:
     def trials(self, arm: str, part: str | None = None) -> list[Trial]:
         """The trials of an arm that were run, of one part of the study or of all parts."""
         wanted = [c for c in self.cells if c.arm == arm and part in (None, c.part)]
-        kept: dict[str, Cell] = {}
+        by_label: dict[str, Cell] = {}
         for cell in wanted:  # a run that is in two parts is one run
-            kept.setdefault(cell.label, cell)
+            by_label.setdefault(cell.label, cell)
         return [
             Trial(arm, tuple(c for c, _ in runs), tuple(r for _, r in runs))
-            for runs in self.done.trials(kept.values()).values()
+            for runs in self.done.trials(by_label.values()).values()
         ]
 
     def chosen(self, arm: str, **settings: float) -> Trial | None:
