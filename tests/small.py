@@ -38,7 +38,18 @@ def loss_at(model: nn.Module, step: int) -> Tensor:
     """The loss on the batch of this step, a pure function of its number."""
     generator = torch.Generator().manual_seed(1000 + step)
     words = torch.randint(WORDS, (16, 2), generator=generator)
+    words = words.to(next(model.parameters()).device)
     return F.cross_entropy(model(words[:, 0]), words[:, 1])
+
+
+def scaled_step(model, optimizer, scaler, t, overflow=False) -> None:
+    """A step with GradScaler; ``overflow`` makes a gradient infinite."""
+    optimizer.zero_grad()
+    scaler.scale(loss_at(model, t)).backward()
+    if overflow:
+        model.up.weight.grad[0, 0] = torch.inf
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def train(

@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from small import SmallModel, loss_at, total_norm, train, with_eta
+from small import SmallModel, scaled_step, total_norm, train, with_eta
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -34,15 +34,6 @@ IMPLEMENTATIONS = {
         torch.optim.Adam(params, lr=1e-2, fused=True), **s
     ),
 }
-
-
-def scaled_step(model, opt, scaler, t, overflow=False):
-    opt.zero_grad()
-    scaler.scale(loss_at(model, t)).backward()
-    if overflow:
-        model.up.weight.grad[0, 0] = torch.inf
-    scaler.step(opt)
-    scaler.update()
 
 
 @pytest.mark.parametrize("order", ["after", "before"])

@@ -9,8 +9,7 @@ import math
 
 import pytest
 import torch
-from small import SmallModel, matrices, total_norm, with_eta
-from torch.nn import functional as F
+from small import SmallModel, matrices, scaled_step, total_norm, with_eta
 
 from normcontrol import AdamWN, NormControl, cosine, eta_times, linear, lr_times, trace
 
@@ -234,16 +233,6 @@ def test_a_captured_step_follows_its_schedules(kind, name):
 
 
 # GradScaler
-
-
-def scaled_step(model, opt, scaler, t, overflow=False):
-    opt.zero_grad()
-    words = torch.randint(11, (16, 2), generator=torch.Generator().manual_seed(t)).cuda()
-    scaler.scale(F.cross_entropy(model(words[:, 0]), words[:, 1])).backward()
-    if overflow:
-        model.up.weight.grad[0, 0] = torch.inf
-    scaler.step(opt)
-    scaler.update()
 
 
 @pytest.mark.parametrize("order", ["after", "before"])

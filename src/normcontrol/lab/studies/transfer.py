@@ -1,5 +1,5 @@
-"""Set and forget: each arm is tuned once at a base, and its setting is carried over to other
-learning rates, horizons, batches, widths and depths.
+"""The study ``transfer``: each arm is tuned once at a base, and its setting is used unchanged at
+other learning rates, horizons, batches, widths and depths.
 
 This file names the cells. What regret is and which claims are tested is in ``regret``. The plan,
 with margins and rules, is in docs/transfer.md. Parts come in the order of their importance:
