@@ -319,7 +319,7 @@ def test_overflow_on_one_rank_leaves_all_weights_alone():
 
 def refused() -> None:
     mesh = init_device_mesh("cpu", (2,))
-    with pytest.raises(ValueError, match="sums that were not made yet"):
+    with pytest.raises(ValueError, match="its values are partial sums"):
         NormControl(
             torch.optim.SGD([nn.Parameter(DTensor.from_local(W, mesh, [Partial()]))], lr=1.0)
         )

@@ -25,10 +25,10 @@ def split_dims(param: Any) -> list[int]:
     if any(placement.is_partial() for placement in placements):
         raise ValueError(
             f"A parameter of shape {tuple(param.shape)} is a DTensor with placements {placements}: "
-            "its values are sums that were not made yet, so they have no norm. Redistribute it to "
-            "Shard or Replicate placements."
+            "its values are partial sums, so they have no norm. Redistribute it to Shard or "
+            "Replicate placements."
         )
-    # FSDP2 with tensor parallelism splits by _StridedShard. It is no Shard, but has a dim like one.
+    # FSDP2 with tensor parallelism uses _StridedShard, which is not a Shard but has a dim too.
     return [
         i
         for i, placement in enumerate(placements)
@@ -41,8 +41,8 @@ def coordinate_of(mesh: Any) -> Sequence[int]:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise ValueError(
-            f"Rank {dist.get_rank()} has an optimizer for DTensors on {mesh}, of which it is no "
-            "part, so it would never learn their norms. Construct the optimizer only on the ranks "
+            f"Rank {dist.get_rank()} has an optimizer for DTensors on {mesh}, but is not one of "
+            "its ranks, so it cannot know their norms. Construct the optimizer only on the ranks "
             "of the mesh."
         )
     return coordinate

@@ -77,8 +77,8 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     empty = all(s.is_joint_over_ranks and not bool(s.initial.any()) for s in sets)
     if not controlled or empty:
         raise ValueError(
-            "Nothing would be controlled: no tensor has two or more dimensions in a group that is "
-            "not left alone. Say which are, with controlled=True in their group."
+            "Nothing would be controlled: outside groups with controlled=False, no tensor has two "
+            "or more dimensions. To control other tensors, set controlled=True in their group."
         )
     return [s for s in sets if s.params or s.is_joint_over_ranks]
 

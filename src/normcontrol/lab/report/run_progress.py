@@ -44,7 +44,7 @@ class Board:
             self.live.stop()
 
     def plan(self, *names: str) -> None:
-        """Give the runs to come their lines from the start."""
+        """Show a line for each of these runs before it starts."""
         for name in names:
             self.runs.setdefault(name, (None, time.monotonic(), 0))
 
