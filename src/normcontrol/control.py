@@ -7,6 +7,7 @@ does not know how weights are measured and multiplied (``steppers``), or which o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -20,7 +21,7 @@ from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.build import check_members, reference_norms, weight_sets
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.members import members_of
-from normcontrol.groups.readings import Reading, readings
+from normcontrol.groups.readings import NOTHING_CONTROLLED, Reading, readings
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import (
     PAPER_RATIO,
@@ -143,10 +144,7 @@ class NormControl(Wrapper):
         self._build()
         self._zero_hook = refuse_zero_redundancy(self) if norm_group is None else None
         if not self.sets:
-            raise ValueError(
-                "Nothing would be controlled: all tensors are frozen (requires_grad=False). "
-                "Unfreeze what is to be trained before constructing the optimizer."
-            )
+            warnings.warn(NOTHING_CONTROLLED, stacklevel=2)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -353,7 +351,8 @@ class NormControl(Wrapper):
         for group, members in zip(groups, members_of(groups), strict=True):
             group[CONTROL]["reference"] = reference_norms(group, members, sharing)
         references = [state_of(group).reference for group in groups]
-        self._set_step(self.clock.step.to(next(r.device for r in references if len(r))))
+        devices = [r.device for r in references if len(r)]
+        self._set_step(self.clock.step.to(devices[0] if devices else self.clock.step.device))
         self._fresh = False
         self._build()
 

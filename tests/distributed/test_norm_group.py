@@ -100,7 +100,7 @@ def pipeline() -> None:
     assert abs(weights[0].norm().item() - (3 if rank == 0 else weights[0].norm().item())) < 1e-6
     assert torch.equal(weights[1], torch.ones(2))
     refusal(
-        lambda: AdamWN([weights[1]], norm_group=dist.group.WORLD), "Nothing would be controlled"
+        lambda: AdamWN([weights[1]], norm_group=dist.group.WORLD), "nothing would be controlled"
     )
 
 
@@ -220,7 +220,7 @@ def fsdp1() -> None:
         settings = {"norm_group": dist.group.WORLD, **SETTINGS}
         refusal(
             lambda s=spread, t=settings: AdamWN(s.parameters(), **t),
-            "Nothing would be controlled",
+            "nothing would be controlled",
             "controlled=True",
         )
         refusal(

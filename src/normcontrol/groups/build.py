@@ -60,7 +60,7 @@ def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
 def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     """Return one set for all groups of global scope, and one for each other group.
 
-    Frozen tensors are left out.
+    Frozen tensors are left out. The list is empty if no tensor is controlled now.
     """
     members = members_of(groups)
     controlled = [
@@ -75,10 +75,11 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     # A rank without weights of a shared norm still takes part in the sum. That no rank has any such
     # weights can be seen from the norm alone.
     empty = all(s.is_joint_over_ranks and not bool(s.initial.any()) for s in sets)
-    if not controlled or empty:
+    if sharing.norm_group is not None and empty:
         raise ValueError(
-            "Nothing would be controlled: outside groups with controlled=False, no tensor has two "
-            "or more dimensions. To control other tensors, set controlled=True in their group."
+            "norm_group was given, but nothing would be controlled: outside groups with "
+            "controlled=False, no tensor has two or more dimensions. To control other tensors, set "
+            "controlled=True in their group."
         )
     return [s for s in sets if s.params or s.is_joint_over_ranks]
 

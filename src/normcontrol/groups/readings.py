@@ -17,6 +17,12 @@ from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import Group
 from normcontrol.schedule import Schedule
 
+NOTHING_CONTROLLED = (
+    "Nothing is controlled now: no trained tensor has two or more dimensions or is in a group with "
+    "controlled=True. The optimizer makes its own steps. To control tensors, unfreeze them, or set "
+    "controlled=True in their group."
+)
+
 
 class Reading(NamedTuple):
     """What the controller measured and did at its last step.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from normcontrol.groups.readings import reading
+from normcontrol.groups.readings import NOTHING_CONTROLLED, reading
 from normcontrol.groups.settings import setting
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def report(opt: NormControl) -> str:
     ]
     if hasattr(opt, "implementation"):
         lines.append(f"the step runs in {opt.implementation}")
+    if not opt.sets:
+        lines.append(NOTHING_CONTROLLED)
     for s in opt.sets:
         lines += ["", _heading(s), *_rows(opt, s)]
     return "\n".join(lines)
