@@ -126,3 +126,30 @@ def test_weights_loaded_between_construction_and_the_first_step_are_the_referenc
 if __name__ == "__main__":
     torch.set_num_threads(1)  # as in conftest.py
     second_halves(sys.argv[1], Path(sys.argv[2]))
+
+
+def test_norms_after_loading_a_state_or_adding_a_group_are_those_of_the_current_weights():
+    p, q = (torch.nn.Parameter(torch.eye(3)) for _ in range(2))
+    opt = AdamWN([p], lr=0.0, ratio=2.0, rate=0.5)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    stepped = opt.norms()["global"]
+    assert stepped.ratio.item() == pytest.approx(1.5)
+    opt.load_state_dict(opt.state_dict())
+    loaded = opt.norms()["global"]
+    assert loaded.norm.item() == pytest.approx(stepped.norm.item())
+    assert loaded.ratio.item() == pytest.approx(1.5)
+    assert "1.5000" in opt.report()
+    opt.add_param_group({"params": [q]})
+    added = opt.norms()["global"]
+    assert added.norm.item() == pytest.approx((1.5**2 * 3 + 3) ** 0.5)
+
+
+def test_a_norm_is_never_negative():
+    p = torch.nn.Parameter(10 * torch.eye(3))
+    opt = NormControl(torch.optim.SGD([p], lr=0.0), norm=1.0, rate=1.0, law="integral")
+    opt.step()
+    reading = opt.norms()["global"]
+    assert reading.scale.item() < 0  # CPR's multiplier may exceed one half
+    assert reading.norm.item() == pytest.approx(p.detach().norm().item())
+    assert "-" not in opt.report().splitlines()[-1].split()[-2]

@@ -48,17 +48,18 @@ class Reading(NamedTuple):
 def reading(s: WeightSet, clock: Clock) -> Reading:
     """Return the values of one set, for the parts that this process knows.
 
-    Before the first step they are the reference and its target.
+    Before the first step of the set, also after a state was loaded or a group was added, the norm
+    is that of the current weights.
     """
     initial = s.scope.join(s.initial)
     if s.last is None or s.parts is None:
         given = s.settings[s.kind]
         if isinstance(given, Schedule):
             given = given.at(clock.step.to(s.initial.dtype), s.settings)
-        one = torch.ones_like(initial)
-        return Reading(initial, given * s.unit, one, one)
+        norm = s.scope.join(s.part_norms())
+        return Reading(norm, given * s.unit, norm / initial, torch.ones_like(initial))
     target, scale = s.last
-    norm = scale * s.scope.join(s.parts.detach())  # no law's scale is negative
+    norm = scale.abs() * s.scope.join(s.parts.detach())  # the integral law's may be negative
     return Reading(norm, target, norm / initial, scale)
 
 

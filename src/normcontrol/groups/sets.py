@@ -149,11 +149,16 @@ class WeightSet:
         for stored, piece in zip(self._stored, pieces, strict=True):
             stored.copy_(piece)
 
+    @torch.no_grad()
     def part_norms(self) -> Tensor:
-        """Return the norm of every part after the last step, even where the parts share a norm."""
-        if self.last is None or self.parts is None:
-            return self.initial
-        return self.last[1] * self.parts.detach()
+        """Return the norm of every part after the last step, even where the parts share a norm.
+
+        Before the first step of this set the weights are measured. The norms of shards are then the
+        reference: a sum over ranks must not depend on who asks.
+        """
+        if self.last is not None and self.parts is not None:
+            return self.last[1].abs() * self.parts.detach()
+        return self.initial if self.shards is not None else self.size(self.params, self.scope)
 
     def whole(self, values: Tensor) -> Tensor:
         """Return values for all parts, from those of the parts that this process knows."""
