@@ -180,6 +180,6 @@ def test_reference_norms_survive_load_state_dict_to_the_last_bit(dtype, scope):
     other.load_state_dict(opt.state_dict())
     assert other.param_groups[0]["control"]["reference"].dtype == torch.float64
     assert torch.equal(other.param_groups[0]["control"]["reference"], before)
-    assert [r.norm.tolist() for r in other.norms().values()] == [
-        r.norm.tolist() for r in opt.norms().values()
+    assert [r.target.tolist() for r in other.norms().values()] == [
+        r.target.tolist() for r in opt.norms().values()
     ]
