@@ -58,9 +58,15 @@ def wandb_mode(mode: str) -> Iterator[None]:
 
 def history(folder: Path) -> list[dict[str, Any]]:
     """The logged rows of the offline runs in a folder, one for each call of ``log``, read from the
-    file that `wandb sync` would send."""
+    file that `wandb sync` would send.
+
+    A process of Weights & Biases writes the file. It is complete when that process has ended, which
+    on a busy machine is later than the end of the run.
+    """
+    import wandb
     from wandb.proto import wandb_internal_pb2
 
+    wandb.teardown()
     rows = []
     for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         for record in _records(path.read_bytes()):
