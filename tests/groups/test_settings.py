@@ -126,53 +126,6 @@ def test_weights_whose_norm_becomes_zero_stay_zero():
     assert p.tolist() == [[0.0, 0.0]]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: AdamWN([Parameter(torch.ones(3))]),
-        lambda: AdamWN([{"params": [Parameter(torch.ones(3, 3))], "controlled": False}]),
-        lambda: sgd(Parameter(torch.ones(3))),
-        lambda: sgd(Parameter(torch.ones(0, 3))),
-    ],
-)
-def test_an_optimizer_that_controls_nothing_warns_and_makes_its_own_steps(make):
-    with pytest.warns(UserWarning, match="Nothing is controlled now"):
-        opt = make()
-    assert opt.norms() == {}
-    assert "Nothing is controlled now" in opt.report()
-    (p,) = opt.param_groups[0]["params"]
-    other = Parameter(p.detach().clone())
-    kind = torch.optim.SGD if isinstance(opt.optimizer, torch.optim.SGD) else torch.optim.Adam
-    theirs = kind([other], lr=opt.param_groups[0]["lr"])
-    for _ in range(3):
-        p.grad, other.grad = torch.ones_like(p), torch.ones_like(p)
-        opt.step()
-        theirs.step()
-    assert torch.equal(p, other)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_frozen_tensors_are_controlled_from_the_step_at_which_they_are_unfrozen(fused):
-    p = Parameter(torch.eye(3), requires_grad=False)
-    with pytest.warns(UserWarning, match="Nothing is controlled now"):
-        opt = AdamWN([p], lr=0.0, ratio=2.0, rate=1.0, fused=fused)
-    opt.step()
-    assert torch.equal(p, torch.eye(3))
-    p.requires_grad_(True)
-    p.grad = torch.ones_like(p)
-    opt.step()
-    assert torch.allclose(p, 2 * torch.eye(3))
-
-
-def test_plain_tensors_with_a_gradient_set_by_hand_are_stepped():
-    p = torch.ones(3, 3)
-    p.grad = torch.ones(3, 3)
-    with pytest.warns(UserWarning, match="Nothing is controlled now"):
-        opt = AdamWN([p], lr=0.1)
-    opt.step()
-    assert torch.allclose(p, torch.full((3, 3), 0.9))
-
-
 def test_decay_and_control_of_the_same_weights_is_refused():
     sentence = r"Group 0 is under norm control and SGD still decays it with weight_decay=0\.1: the two would pull .*Set weight_decay=0"
     with pytest.raises(ValueError, match=sentence):

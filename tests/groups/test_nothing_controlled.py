@@ -1,0 +1,58 @@
+"""Optimizers that control nothing now: they warn, say so, and make their own steps."""
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from normcontrol import AdamWN, NormControl
+
+
+def sgd(*params, **settings):
+    return NormControl(torch.optim.SGD(list(params) or [Parameter(W.clone())], lr=0.1), **settings)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AdamWN([Parameter(torch.ones(3))]),
+        lambda: AdamWN([{"params": [Parameter(torch.ones(3, 3))], "controlled": False}]),
+        lambda: sgd(Parameter(torch.ones(3))),
+        lambda: sgd(Parameter(torch.ones(0, 3))),
+    ],
+)
+def test_an_optimizer_that_controls_nothing_warns_and_makes_its_own_steps(make):
+    with pytest.warns(UserWarning, match="Nothing is controlled now"):
+        opt = make()
+    assert opt.norms() == {}
+    assert "Nothing is controlled now" in opt.report()
+    (p,) = opt.param_groups[0]["params"]
+    other = Parameter(p.detach().clone())
+    kind = torch.optim.SGD if isinstance(opt.optimizer, torch.optim.SGD) else torch.optim.Adam
+    theirs = kind([other], lr=opt.param_groups[0]["lr"])
+    for _ in range(3):
+        p.grad, other.grad = torch.ones_like(p), torch.ones_like(p)
+        opt.step()
+        theirs.step()
+    assert torch.equal(p, other)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_frozen_tensors_are_controlled_from_the_step_at_which_they_are_unfrozen(fused):
+    p = Parameter(torch.eye(3), requires_grad=False)
+    with pytest.warns(UserWarning, match="Nothing is controlled now"):
+        opt = AdamWN([p], lr=0.0, ratio=2.0, rate=1.0, fused=fused)
+    opt.step()
+    assert torch.equal(p, torch.eye(3))
+    p.requires_grad_(True)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    assert torch.allclose(p, 2 * torch.eye(3))
+
+
+def test_plain_tensors_with_a_gradient_set_by_hand_are_stepped():
+    p = torch.ones(3, 3)
+    p.grad = torch.ones(3, 3)
+    with pytest.warns(UserWarning, match="Nothing is controlled now"):
+        opt = AdamWN([p], lr=0.1)
+    opt.step()
+    assert torch.allclose(p, torch.full((3, 3), 0.9))
