@@ -7,8 +7,8 @@ from torch.nn import Parameter
 from normcontrol import AdamWN, NormControl
 
 
-def sgd(*params, **settings):
-    return NormControl(torch.optim.SGD(list(params) or [Parameter(W.clone())], lr=0.1), **settings)
+def sgd(param):
+    return NormControl(torch.optim.SGD([param], lr=0.1))
 
 
 @pytest.mark.parametrize(
