@@ -94,7 +94,7 @@ def nanogpt(
 def test_nanogpt_controls_what_it_decayed_and_resumes_bit_for_bit(tmp_path, scaled, fused):
     ours = {"ratio": RATIO, "rate": 0.5, "fused": fused, "scaled": scaled}
     whole, optimizer = nanogpt(tmp_path, **ours)
-    assert [group["controlled"] for group in optimizer.param_groups] == [True, False]
+    assert [group["control"]["controlled"] for group in optimizer.param_groups] == [True, False]
     assert total_norm(matrices(whole)) == pytest.approx(
         1.5 * total_norm(matrices(SmallModel())), rel=0.03
     )

@@ -4,12 +4,15 @@ import io
 import pickle
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from schedule_examples import FOLLOW_LR, SCHEDULES
 from small import SmallModel
+from torch import nn
 
 from normcontrol import AdamWN, Schedule, linear, schedule
+from normcontrol.schedule import constant, cosine, every, lr_times, piecewise, trace
 from normcontrol.schedule_text import from_text, to_text
 
 
@@ -30,8 +33,8 @@ def test_round_trip_through_a_checkpoint(example):
     file.seek(0)
     other = AdamWN(SmallModel().parameters(), ratio=1.0, rate=linear(0.1, 0.2, steps=7))
     other.load_state_dict(torch.load(file, weights_only=True))
-    assert other.param_groups[0]["ratio"] == example
-    assert other.param_groups[0]["rate"] == 0.5
+    assert other.param_groups[0]["control"]["ratio"] == example
+    assert other.param_groups[0]["control"]["rate"] == 0.5
 
 
 @pytest.mark.parametrize("example", FOLLOW_LR, ids=repr)
@@ -39,7 +42,7 @@ def test_round_trip_of_rates_that_follow_the_learning_rate(example):
     opt = AdamWN(SmallModel().parameters(), ratio=0.0, rate=example)
     other = AdamWN(SmallModel().parameters())
     other.load_state_dict(opt.state_dict())
-    assert other.param_groups[0]["rate"] == example
+    assert other.param_groups[0]["control"]["rms"] == example
     with pytest.raises(TypeError, match="follows the optimizer's learning rate"):
         example(1)
 
@@ -95,9 +98,49 @@ def test_a_function_must_be_given_again_when_resuming():
     state = AdamWN(SmallModel().parameters(), ratio=ratio).state_dict()
     again = AdamWN(SmallModel().parameters(), ratio=ratio)
     again.load_state_dict(state)
-    assert again.param_groups[0]["ratio"].function is ratio
+    assert again.param_groups[0]["control"]["ratio"].function is ratio
     with pytest.raises(
         ValueError,
         match=r"made with the function 'ratio' as a schedule, and a function cannot be stored.*same function",
     ):
         AdamWN(SmallModel().parameters(), ratio=1.0).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        linear(1, np.float64(2), steps=np.int64(50)),
+        linear(1, torch.tensor(2.0), steps=50),
+        cosine(np.float32(1), 2.0, steps=50),
+        constant(np.float64(2)),
+        lr_times(np.float64(0.1)),
+        every(np.int64(3)),
+        trace(np.linspace(1, 2, 3)),
+        piecewise((0, np.float64(1)), (10, np.float64(2))),
+        np.float64(0.5),
+        torch.tensor(0.5),
+    ],
+    ids=repr,
+)
+def test_numbers_of_numpy_and_torch_are_saved_as_plain_numbers(example, tmp_path):
+    params = [nn.Parameter(torch.ones(2, 2))]
+    torch.save(AdamWN(params, rms=example).state_dict(), tmp_path / "state.pt")
+    other = AdamWN(params)
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert other.param_groups[0]["control"]["rms"] == example
+
+
+def test_a_schedule_that_could_not_be_read_back_is_refused_when_it_is_saved(monkeypatch):
+    @dataclass(frozen=True)
+    class half(Schedule):
+        steps: float
+
+        def value(self, step):
+            return torch.full_like(step, 0.5)
+
+    opt = AdamWN([nn.Parameter(torch.ones(2, 2))], rate=half(10))
+    with pytest.raises(ValueError, match=r"rate=.*half\(steps=10\) cannot be saved.*SCHEDULES"):
+        opt.state_dict()
+    half.__qualname__ = "half"
+    monkeypatch.setitem(schedule.SCHEDULES, "half", half)
+    opt.state_dict()

@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from normcontrol.control import NormControl
 from normcontrol.distributed.ranks import is_mixed
-from normcontrol.groups.members import marks_of_decay
+from normcontrol.groups.members import Controlled, marks_of_decay
 from normcontrol.schedule import Value, is_jax
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.folded import FoldedStepper
@@ -29,9 +29,9 @@ class AdamWN(NormControl):
     """AdamW with weight norm control in place of weight decay.
 
     Takes every argument of :class:`torch.optim.AdamW` and the settings of :class:`NormControl`. It
-    never decays: ``weight_decay`` only marks which weights are regularised. Groups that set their
-    own keep their meaning (non-zero: controlled, zero: not controlled); otherwise tensors with two
-    or more dimensions are controlled.
+    never decays: ``weight_decay`` only marks which weights are regularised. Where some groups have
+    one and others have zero, all tensors of the former are controlled and none of the latter;
+    otherwise the tensors with two or more dimensions are. ``controlled`` overrides this rule.
 
     On CUDA the whole step runs in Triton kernels, unless ``fused=False``, ``foreach=True`` or
     ``differentiable=True`` ask for torch's own implementations, or the tensors do not allow it.
@@ -76,6 +76,7 @@ class AdamWN(NormControl):
         law: str = "proportional",
         order: str = "after",
         start: Any = 0,
+        controlled: Controlled | None = None,
         norm_group: Any = None,
     ) -> None:
         self.clip = clip = Clip(max_grad_norm)
@@ -96,7 +97,11 @@ class AdamWN(NormControl):
             differentiable=differentiable,
             fused=fused if reason else True,
         )
-        replace_decay(adam, weight_decay)
+        marks = marks_of_decay(adam.param_groups)
+        replace_decay(adam, weight_decay, marks)
+        if controlled is None:
+            for group, mark in zip(adam.param_groups, marks, strict=True):
+                group.setdefault("controlled", mark)
         if not reason:
             stepper: Any = partial(FusedStepper, clip=clip)
         else:
@@ -112,6 +117,7 @@ class AdamWN(NormControl):
             law=law,
             order=order,
             start=start,
+            controlled="matrices" if controlled is None else controlled,
             norm_group=norm_group,
             stepper=stepper,
         )
@@ -140,27 +146,31 @@ class AdamWN(NormControl):
         return f"torch's {chosen} implementation, since {self.stepper.reason}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its ``weight_decay``, if it has one, says whether it is controlled."""
+        """Add a group.
+
+        If it has a ``weight_decay`` of zero, it is not controlled; with any other, as the groups
+        before it: all of its tensors if such groups were marked by their decay, else the matrices.
+        """
         decay = param_group.pop("weight_decay", None)
         if decay is not None:
-            param_group.setdefault("controlled", bool(decay))
+            marked = any(group["control"]["controlled"] is True for group in self.param_groups)
+            if not decay or marked:
+                param_group.setdefault("controlled", bool(decay))
         super().add_param_group(param_group)
 
 
-def replace_decay(adam: torch.optim.AdamW, weight_decay: float) -> None:
-    """Turn the decay of every group into a mark of who is controlled."""
+def replace_decay(adam: torch.optim.AdamW, weight_decay: float, marks: list[Any]) -> None:
+    """Set the decay of every group to zero, and say once that its value is not used."""
     groups = adam.param_groups
-    marks = marks_of_decay(groups, weight_decay)
     decay = max(group["weight_decay"] for group in groups)
-    if decay and (weight_decay != 1e-2 or True in marks):
+    if decay and (decay != 1e-2 or True in marks):
         warn_once(
             "decay",
             f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are "
             "controlled, and its value is not used. The norm is set by ratio= and rate=.",
             stacklevel=3,
         )
-    for group, mark in zip(groups, marks, strict=True):
-        group.setdefault("controlled", mark)
+    for group in groups:
         group["weight_decay"] = 0.0
         unspecified = group["foreach"] is None and group["fused"] is None
         if unspecified and is_mixed(group["params"]):

@@ -16,26 +16,35 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol.distributed.layouts import refuse_zero_redundancy
-from normcontrol.distributed.ranks import local
 from normcontrol.distributed.sharing import Sharing
-from normcontrol.groups.build import check_members, reference_norms, weight_sets
+from normcontrol.groups.build import adopt, measure_references, weight_sets
 from normcontrol.groups.clock import Clock
-from normcontrol.groups.members import members_of
+from normcontrol.groups.members import Controlled
 from normcontrol.groups.readings import NOTHING_CONTROLLED, Reading, readings
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import (
+    DEFAULTS,
     PAPER_RATIO,
     Group,
     check_decay,
-    check_group,
-    complete,
     normalise,
+    setting_names,
 )
-from normcontrol.groups.state import CONTROL, ControlState, restored_groups, saved, state_of
-from normcontrol.schedule import Value, trace
+from normcontrol.groups.state import (
+    restored_groups,
+    saved,
+    settings_of,
+    state_of,
+    take_over_edits,
+    unchanged_on_error,
+)
+from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper
 from normcontrol.target import TARGETS
 from normcontrol.wrapper import Wrapper
+
+BUILT = ("sets", "stepper", "sharing", "_trainable", "_seen", "_has_shards", *Scaler._fields)
+"""Attributes of a controller that are built again, not pickled."""
 
 
 def control_(
@@ -77,13 +86,15 @@ class NormControl(Wrapper):
             "inflection", when its growth slows down.
         relative_step: the length of the optimizer's updates as a fraction of the target norm.
         cautious: scale only the weights that the optimizer's update moved towards zero.
+        controlled: which tensors: "matrices" (two or more dimensions, so not biases and norm
+            layers), True (all), False (none), or a function of name and tensor.
         norm_group: the process group whose ranks share the norms of the scopes "global" and
             "group", where that cannot be read from the tensors (FSDP1, ZeRO, pipeline stages).
             DTensors (FSDP2, tensor parallel) need none. It is not pickled or saved.
         stepper: makes the object that carries out the steps, from the optimizer and the clock.
 
-    A parameter group may override each setting, and set ``controlled=True`` or ``False``. By
-    default tensors with two or more dimensions are controlled; biases and norm layers are not.
+    A parameter group may give settings of its own, by the same names. They are then in
+    ``group["control"]``, where they can be changed.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), ratio=1.5, rate=1.0)
@@ -118,6 +129,7 @@ class NormControl(Wrapper):
         start: Any = 0,
         relative_step: Value | None = None,
         cautious: bool = False,
+        controlled: Controlled = "matrices",
         norm_group: Any = None,
         stepper: Callable[[Optimizer, Clock], Stepper] | None = None,
     ) -> None:
@@ -128,8 +140,8 @@ class NormControl(Wrapper):
             )
         given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law}
         given |= {"order": order, "size": size, "start": start}
-        given |= {"relative_step": relative_step, "cautious": cautious}
-        settings = normalise(given)
+        given |= {"relative_step": relative_step, "cautious": cautious, "controlled": controlled}
+        settings = DEFAULTS | normalise(given)
         if not any(kind in settings for kind in TARGETS):
             settings["ratio"] = PAPER_RATIO
         super().__init__(optimizer)
@@ -139,9 +151,12 @@ class NormControl(Wrapper):
         device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
         self.clock = Clock(torch.zeros((), dtype=torch.int64, device=device))
         self.stepper, self.sets = self._make_stepper(optimizer, self.clock), []
-        for index in range(len(self.param_groups)):
-            self._adopt(index)
-        self._build()
+        self._names = setting_names()
+        self._given_as = frozenset(self._names) - optimizer.defaults.keys()
+        with unchanged_on_error(self.param_groups):
+            for index in range(len(self.param_groups)):
+                self._adopt(index)
+            self._build()
         self._zero_hook = refuse_zero_redundancy(self) if norm_group is None else None
         if not self.sets:
             warnings.warn(NOTHING_CONTROLLED, stacklevel=2)
@@ -158,9 +173,11 @@ class NormControl(Wrapper):
         scaler, loss, stepper = NO_SCALER, None, self.stepper
         if "found_inf" in self.__dict__:
             scaler = Scaler(self.__dict__.get("grad_scale"), self.found_inf.reshape(()))
-        if closure is not None and self._needs_gradients_first():
-            with torch.enable_grad():
-                loss, closure = closure(), None
+        if closure is not None:
+            before = any(s.order == "before" for s in self.sets)
+            if before or stepper.needs_gradients:
+                with torch.enable_grad():
+                    loss, closure = closure(), None
         if stepper.needs_gradients:
             stepper.begin()
 
@@ -169,9 +186,6 @@ class NormControl(Wrapper):
         stepped = stepper.step(closure, scaler)
         self._control("after", scaler.found_inf)
         return stepped if loss is None else loss
-
-    def _needs_gradients_first(self) -> bool:
-        return self.stepper.needs_gradients or any(s.order == "before" for s in self.sets)
 
     def _count(self, found_inf: Tensor | None) -> None:
         """Count a step, in place and on its device; on the host if the host can know it."""
@@ -186,7 +200,7 @@ class NormControl(Wrapper):
 
     def _control(self, order: str, found_inf: Tensor | None) -> None:
         """Control the sets of this order."""
-        sets = [s for s in self.sets if s.settings.get("order", "after") == order]
+        sets = [s for s in self.sets if s.settings["order"] == order]
         if not sets:
             return
         with torch.set_grad_enabled(self.optimizer.defaults.get("differentiable", False)):
@@ -227,8 +241,9 @@ class NormControl(Wrapper):
         """Add a group; the reference of its tensors is their norm now."""
         self.optimizer.add_param_group(param_group)
         try:
-            self._adopt(len(self.param_groups) - 1)
-            self._build()
+            with unchanged_on_error(self.param_groups[-1:]):
+                self._adopt(len(self.param_groups) - 1)
+                self._build()
         except Exception:
             self.param_groups.pop()
             raise
@@ -255,9 +270,6 @@ class NormControl(Wrapper):
         step = step.detach().to(self.clock.step, copy=True)
         self.optimizer.load_state_dict({**state_dict, "param_groups": groups})
         self._set_step(step)
-        for group in self.param_groups:
-            state = state_of(group)
-            state["reference"] = state.reference.to(step.device)
         self.clock.calls, self.clock.known = int(step.item()), True
         self._fresh = self.clock.calls == 0
         self._build()
@@ -279,14 +291,8 @@ class NormControl(Wrapper):
 
     def _adopt(self, index: int) -> None:
         """Complete and check a group's settings, and measure the reference norms of its weights."""
-        group = self.param_groups[index]
-        complete(group, self._settings)
-        check_group(index, group, self.optimizer)
-        members = members_of(self.param_groups[: index + 1])[index]
-        check_members(group, members)
-        reference = reference_norms(group, members, self._find_sharing())
-        entry = {"step": self.clock.step, "reference": reference, "first_lr": group.get("lr")}
-        group[CONTROL] = ControlState(entry)
+        adopt(index, self._settings, self.optimizer, self._find_sharing())
+        state_of(self.param_groups[index])["step"] = self.clock.step
 
     def _hand_over(self) -> None:
         """Store in the groups what the next step needs."""
@@ -302,7 +308,7 @@ class NormControl(Wrapper):
         """Store this tensor as the step of the clock and of all groups, which share it."""
         self.clock.step = step
         for group in self.param_groups:
-            group[CONTROL]["step"] = step
+            state_of(group)["step"] = step
 
     @torch.compiler.disable
     def _build(self) -> None:
@@ -312,10 +318,9 @@ class NormControl(Wrapper):
         self.sets = weight_sets(self.param_groups, self.sharing)
         self._has_shards = any(s.shards is not None for s in self.sets)
         self._trainable = [p.requires_grad for g in self.param_groups for p in g["params"]]
+        self._seen = [settings_of(group, self._names) for group in self.param_groups]
         for s in self.sets:
-            for schedule in (s.settings[s.kind], s.settings["rate"]):
-                if isinstance(schedule, trace):  # its table must exist before a graph is captured
-                    schedule.value(self.clock.step.to(s.initial.device, s.initial.dtype))
+            s.make_tables(self.clock)
         self.stepper.prepare(self.sets, self.sharing)
 
     def _refresh(self) -> None:
@@ -326,6 +331,9 @@ class NormControl(Wrapper):
         for index, group in enumerate(groups):
             if group.get("weight_decay"):
                 check_decay(index, group, self.optimizer)
+            now = {name: group["control"].get(name) for name in self._names}
+            if now != self._seen[index] or not self._given_as.isdisjoint(group):
+                self._take_over_edits()
         if self._norm_group_lost:
             raise ValueError(
                 "This optimizer was pickled or copied, and its norm_group is lost: a process "
@@ -340,6 +348,13 @@ class NormControl(Wrapper):
             self._build()
 
     @torch.compiler.disable
+    def _take_over_edits(self) -> None:
+        """Check settings that were changed since the last step, and take them over."""
+        with unchanged_on_error(self.param_groups):
+            take_over_edits(self._seen, self.optimizer)
+            self._build()
+
+    @torch.compiler.disable
     def _begin(self) -> None:
         """Measure the current weights as the reference, theta_0.
 
@@ -347,12 +362,9 @@ class NormControl(Wrapper):
         """
         if self._zero_hook is not None:
             self._zero_hook.remove()
-        sharing, groups = self._find_sharing(), self.param_groups
-        for group, members in zip(groups, members_of(groups), strict=True):
-            group[CONTROL]["reference"] = reference_norms(group, members, sharing)
-        references = [state_of(group).reference for group in groups]
-        devices = [r.device for r in references if len(r)]
-        self._set_step(self.clock.step.to(devices[0] if devices else self.clock.step.device))
+        references = measure_references(self.param_groups, self._find_sharing())
+        home = next((r.device for r in references if len(r)), self.clock.step.device)
+        self._set_step(self.clock.step.to(home))
         self._fresh = False
         self._build()
 
@@ -369,26 +381,13 @@ class NormControl(Wrapper):
             on_device = isinstance(lr, Tensor) and not lr.is_cpu  # reading it waits for the device
             if (on_device and not self._fresh) or float(lr) != 0:
                 return False
-        params = [p for group in groups for p in group["params"]]
-        grads = [local(p.grad) for p in params if p.grad is not None]
-        all_zero = bool(grads or not params) and not any(bool(g.any()) for g in grads)
-        return self.sharing.all_agree(all_zero)
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's defaults, and the controller's."""
-        return {**self.optimizer.defaults, **self._settings}
+        return self.sharing.all_zero([p for group in groups for p in group["params"]])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: all but hooks, and objects that can be built again."""
         self._hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
-        built = {"sets", "stepper", "sharing", "_trainable", "_has_shards", *Scaler._fields}
-        state = {
-            key: value
-            for key, value in self.__dict__.items()
-            if key not in built and not key.startswith("_optimizer_")
-        }
+        state = {k: v for k, v in super().__getstate__().items() if k not in BUILT}
         return {**state, "_norm_group": None, "_norm_group_lost": lost, "_zero_hook": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

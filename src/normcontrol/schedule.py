@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 class Schedule:
     """Base class of all schedules. Steps count from 1; step 0 is the state before training."""
 
+    def __post_init__(self) -> None:
+        """Make plain numbers of numpy's and torch's, whose ``repr`` could not be read back."""
+        for name, value in vars(self).items():
+            if hasattr(value, "item"):
+                object.__setattr__(self, name, value.item())
+
     def value(self, step: Tensor) -> Tensor:
         """Return the value at ``step``, a tensor of any shape. Subclasses must define this."""
         raise TypeError(f"{type(self).__name__} does not define value(step): a schedule must.")
@@ -78,6 +84,7 @@ class Ramp(Schedule):
     steps: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         kind = type(self).__name__
         for f in fields(self):
             if not math.isfinite(getattr(self, f.name)):
@@ -295,6 +302,7 @@ class every(Schedule):
     level: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.n, int) or self.n < 1:
             raise ValueError(f"every got n={self.n!r}: give a whole number of steps, 1 or more.")
 
@@ -351,7 +359,7 @@ def is_jax(given: Any) -> bool:
     return str(module).partition(".")[0] in ("jax", "jaxlib", "optax")
 
 
-def as_schedule(given: Value) -> float | Schedule:
+def as_schedule(given: Value, name: str = "value") -> float | Schedule:
     """Return a schedule or a number as it is, and wrap any other function in :class:`custom`."""
     if isinstance(given, Schedule):
         return given
@@ -363,7 +371,13 @@ def as_schedule(given: Value) -> float | Schedule:
         )
     if callable(given) and not isinstance(given, Tensor):
         return custom(given)
-    return float(given)
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name}={given!r} is no number: give a number, a schedule such as linear(1.0, 2.0, "
+            "steps=2500), or a function of the step."
+        ) from None
 
 
 def check_range(name: str, schedule: float | Schedule, low: float, high: float, why: str) -> None:

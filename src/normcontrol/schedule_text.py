@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from normcontrol.schedule import SCHEDULES, custom
+from normcontrol.schedule import SCHEDULES, Schedule, custom
 
 
 def to_text(value: Any) -> Any:
@@ -21,6 +21,28 @@ def to_text(value: Any) -> Any:
     ('linear(start=1.0, end=2.0, steps=2500)', 0.5)
     """
     return repr(value) if callable(value) else value
+
+
+def checked_text(name: str, value: Any) -> Any:
+    """Return what :func:`to_text` returns, if :func:`from_text` can read it back.
+
+    It is better to refuse a checkpoint when it is saved than when it is needed.
+    """
+    text = to_text(value)
+    if not isinstance(value, Schedule):
+        return text
+    try:
+        same = repr(from_text(text, value)) == text
+    except (ValueError, SyntaxError, TypeError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"{name}={text} cannot be saved: it would not be read back. A checkpoint stores a "
+            "schedule as the call that constructs it. If it is a class of your own, let its repr "
+            "be that call with plain numbers (a frozen dataclass does that), and add it to "
+            "normcontrol.schedule.SCHEDULES by its name."
+        )
+    return text
 
 
 def from_text(text: Any, current: Any = None) -> Any:

@@ -65,6 +65,10 @@ class Wrapper(Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         return getattr(self.optimizer, "_step_supports_amp_scaling", False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: all but the hooks, as torch does."""
+        return {k: v for k, v in self.__dict__.items() if not k.startswith("_optimizer_")}
+
     def __getattr__(self, name: str) -> Any:
         # The wrapped optimizer's own methods, such as schedule-free's train and eval. Private
         # names, and what GradScaler sets, are not looked up there.

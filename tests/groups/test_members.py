@@ -1,6 +1,7 @@
 """Which tensors are controlled: existing parameter groups keep their meaning, patterns make groups,
 and tied or frozen tensors are counted correctly."""
 
+import copy
 import warnings
 
 import pytest
@@ -109,6 +110,61 @@ def test_the_default_decay_of_adamw_gives_no_warning(monkeypatch):
         AdamWN(SmallModel().parameters())
 
 
+@pytest.mark.parametrize("decay", [0.01, 0.02, 0.5])
+def test_the_value_of_a_decay_does_not_matter(decay):
+    """One group decays everything: nothing distinguishes biases from matrices."""
+    groups = [{"params": list(SmallModel().named_parameters()), "weight_decay": decay}]
+    assert controlled(AdamWN(groups)) == MATRICES
+
+
+NAMES = [name for name, _ in SmallModel().named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (True, NAMES),
+        ("matrices", MATRICES),
+        (lambda name, p: "bias" in name, [name for name in NAMES if "bias" in name]),
+        (lambda name, p: p.dim() == 1, [name for name in NAMES if name not in MATRICES]),
+    ],
+    ids=["True", "matrices", "by name", "by tensor"],
+)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["AdamWN", "NormControl"])
+def test_controlled_as_an_argument_holds_for_all_groups(rule, expected, wrapped):
+    groups = split(SmallModel())
+    if wrapped:
+        sgd = torch.optim.SGD([{**group, "weight_decay": 0.0} for group in groups], lr=0.1)
+        opt = NormControl(sgd, norm=1.0, controlled=rule)
+    else:
+        opt = AdamWN(groups, norm=1.0, controlled=rule)
+    assert sorted(controlled(opt)) == sorted(expected)
+    again = copy.deepcopy(opt)
+    again.load_state_dict(opt.state_dict())
+    assert controlled(again) == controlled(opt)
+
+
+def test_controlled_false_controls_only_the_groups_that_say_so():
+    named = list(SmallModel().named_parameters())
+    opt = AdamWN(
+        [{"params": named[:1], "controlled": True}, {"params": named[1:]}], controlled=False
+    )
+    assert controlled(opt) == NAMES[:1]
+
+
+def test_a_function_of_names_needs_names():
+    with pytest.raises(ValueError, match=r"they have no names.*model\.named_parameters\(\)"):
+        AdamWN(SmallModel().parameters(), controlled=lambda name, p: "embed" in name)
+
+
+def test_a_group_added_later_follows_the_marks_of_the_groups_before():
+    named = list(SmallModel().named_parameters())
+    groups = [{"params": named[:1], "weight_decay": 0.1}, {"params": named[1:2], "weight_decay": 0}]
+    opt = AdamWN(groups)
+    opt.add_param_group({"params": named[2:4], "weight_decay": 0.5})
+    assert controlled(opt) == [NAMES[0], *NAMES[2:4]]
+
+
 def test_a_group_added_later_is_marked_by_its_decay_too():
     model = SmallModel()
     named = list(model.named_parameters())
@@ -116,7 +172,7 @@ def test_a_group_added_later_is_marked_by_its_decay_too():
     opt.add_param_group({"params": named[2:4], "weight_decay": 0.5})
     opt.add_param_group({"params": named[4:6], "weight_decay": 0.0})
     opt.add_param_group({"params": named[6:]})
-    assert controlled(opt) == ["embed.weight", "up.weight", "up.bias", "norm.weight"]
+    assert controlled(opt) == ["embed.weight", "up.weight"]
     assert all(g["weight_decay"] == 0 for g in opt.param_groups)
 
 
@@ -139,8 +195,13 @@ def test_patterns_make_groups_and_the_first_match_wins():
     ]
     opt = AdamWN(groups, ratio=1.0)
     assert controlled(opt) == ["up.weight", "down.weight"]
-    assert [g["scope"] for g in opt.param_groups] == ["global", "tensor", "row", "global"]
-    assert opt.param_groups[1]["rate"] == 0.5
+    assert [g["control"]["scope"] for g in opt.param_groups] == [
+        "global",
+        "tensor",
+        "row",
+        "global",
+    ]
+    assert opt.param_groups[1]["control"]["rate"] == 0.5
     assert [g["lr"] for g in opt.param_groups] == [1e-3, 1e-3, 1e-3, 0.25]
 
 

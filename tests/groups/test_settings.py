@@ -334,7 +334,7 @@ def test_unknown_or_impossible_settings_are_refused(settings, sentence):
 
 def test_an_unknown_value_of_controlled_is_refused():
     with pytest.raises(
-        ValueError, match=r"controlled='all' is not known: give True, False, or 'matrices'"
+        ValueError, match=r"controlled='all' is not known: give True, False, 'matrices'"
     ):
         AdamWN([{"params": [Parameter(W.clone())], "controlled": "all"}])
 

@@ -77,11 +77,11 @@ def test_the_tensors_that_trainer_would_decay_are_controlled(tmp_path):
         UserWarning, match=r"weight_decay=0.1 only marks which weights are controlled"
     ):
         opt = trainer(tmp_path).create_optimizer()
-    assert [group["controlled"] for group in opt.param_groups] == [True, False]
+    assert [group["control"]["controlled"] for group in opt.param_groups] == [True, False]
     assert opt.report().startswith("AdamWN: 9 of 12 tensors controlled")
     assert "model.layers.0.mlp.up_proj.weight" in opt.report()
     assert opt.param_groups[0]["lr"] == 1e-2
-    assert opt.param_groups[0]["ratio"] == 1.0
+    assert opt.param_groups[0]["control"]["ratio"] == 1.0
 
 
 def test_without_weight_decay_the_matrices_are_controlled_with_one_warning(tmp_path):
@@ -99,7 +99,7 @@ def test_without_weight_decay_the_matrices_are_controlled_with_one_warning(tmp_p
 
 def test_any_target_replaces_the_default(tmp_path):
     opt = trainer(tmp_path, settings={"rms": 0.05}).create_optimizer()
-    assert opt.param_groups[0]["rms"] == 0.05
+    assert opt.param_groups[0]["control"]["rms"] == 0.05
     assert opt.param_groups[0].get("ratio") is None
 
 

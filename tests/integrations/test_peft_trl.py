@@ -90,7 +90,7 @@ def test_supervised_fine_tuning_with_trl(make, tmp_path):
     controlled = [
         p
         for group in whole.create_optimizer().param_groups
-        if group["controlled"]
+        if group["control"]["controlled"]
         for p in group["params"]
     ]
     before = total_norm(controlled)

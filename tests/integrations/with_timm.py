@@ -104,7 +104,10 @@ def check_layer_decay_keeps_one_norm_over_all_layers() -> None:
     assert len(optimizer.param_groups) > 4
     assert {"lr_scale"} <= set(optimizer.param_groups[0])
     members = [
-        p for group in optimizer.param_groups if group["controlled"] for p in group["params"]
+        p
+        for group in optimizer.param_groups
+        if group["control"]["controlled"]
+        for p in group["params"]
     ]
     before = norm_of(members)
     train(model, optimizer)

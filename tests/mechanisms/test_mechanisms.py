@@ -47,7 +47,7 @@ def test_a_statistic_must_fit_the_parts():
     opt.param_groups[0]["params"][0].grad = torch.ones(6, 4, dtype=torch.float64)
     with pytest.raises(ValueError, match="gave 5 numbers for a tensor of shape"):
         opt.step()
-    assert isinstance(opt.param_groups[0]["size"], Statistic)
+    assert isinstance(opt.param_groups[0]["control"]["size"], Statistic)
 
 
 def test_a_statistic_must_be_given_again_when_resuming():

@@ -164,11 +164,11 @@ def test_a_prediction_gives_the_ratio_of_adamwn():
         ratio=predict.adamw(model, lr, weight_decay=2.0, steps=total).final(),
         rate=0.2,
     )
-    assert isinstance(opt.param_groups[0]["ratio"], linear)
-    assert opt.param_groups[0]["ratio"].steps == 20
+    assert isinstance(opt.param_groups[0]["control"]["ratio"], linear)
+    assert opt.param_groups[0]["control"]["ratio"].steps == 20
     train(model, opt, range(total))
     assert opt.norms()["global"].ratio.item() == pytest.approx(
-        opt.param_groups[0]["ratio"].end, rel=0.02
+        opt.param_groups[0]["control"]["ratio"].end, rel=0.02
     )
     curve = predict.adamw(model, lr, 2.0, steps=total).curve(points=50)
     assert isinstance(curve, trace)

@@ -120,7 +120,7 @@ def test_order_after_corrects_the_weights_only_if_its_guess_missed():
     needed = []
     for t in range(1, 9):
         if t == 7:
-            opt.param_groups[0]["ratio"] = 1.5
+            opt.param_groups[0]["control"]["ratio"] = 1.5
         for p, g in zip(params, gradients(params, 1), strict=True):
             p.grad = g
         before = [p.detach().double() for p in params]

@@ -6,7 +6,7 @@ knows nothing about scopes, targets or laws.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from normcontrol.distributed.placement import (
     ranks_along,
     split_dims,
 )
-from normcontrol.distributed.ranks import Ranks, is_dtensor, sum_over_ranks
+from normcontrol.distributed.ranks import Ranks, is_dtensor, local, sum_over_ranks
 
 
 class Sharing:
@@ -64,8 +64,13 @@ class Sharing:
             return all(i in split or c == 0 for i, c in enumerate(coordinate))
         return not self._meshes or dist.get_rank() == min(next(iter(self._meshes)))
 
-    def all_agree(self, flag: bool) -> bool:
-        """Return whether the flag is set on every rank that shares a norm. It waits for them."""
+    def all_zero(self, params: Sequence[Tensor]) -> bool:
+        """Return whether there are gradients and all are zero, on every rank that shares a norm.
+
+        It waits for the other ranks.
+        """
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        flag = bool(grads or not params) and not any(bool(g.any()) for g in grads)
         for ranks in [self.norm_group] if self.norm_group is not None else self.groups:
             flag = bool(sum_over_ranks(torch.tensor(float(not flag)), ranks) == 0)
         return flag

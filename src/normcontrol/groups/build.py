@@ -10,6 +10,7 @@ from itertools import compress
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from normcontrol.distributed.layouts import check_recognised
 from normcontrol.distributed.shards import shards_of, whole_norms
@@ -18,15 +19,33 @@ from normcontrol.groups.members import Members, members_of
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import (
     Group,
+    Settings,
     check_references,
     check_sharded,
     check_shared,
-    setting,
 )
-from normcontrol.groups.state import CONTROL, state_of
+from normcontrol.groups.state import add_settings, state_of
 from normcontrol.mechanisms.size import size_of
 from normcontrol.scope import check_axes, parse_scope
 from normcontrol.weights.passes import measure
+
+
+def adopt(index: int, defaults: Settings, optimizer: Optimizer, sharing: Sharing) -> None:
+    """Take over a new group: its settings, and the norms of its weights as the reference."""
+    groups = optimizer.param_groups
+    add_settings(index, groups[index], defaults, optimizer)
+    members = members_of(groups[: index + 1])[index]
+    check_members(groups[index], members)
+    state = state_of(groups[index])
+    state["reference"] = reference_norms(groups[index], members, sharing)
+    state["first_lr"] = groups[index].get("lr")
+
+
+def measure_references(groups: list[Group], sharing: Sharing) -> list[Tensor]:
+    """Store the norms of the current weights as the reference in all groups, and return them."""
+    for group, members in zip(groups, members_of(groups), strict=True):
+        state_of(group)["reference"] = reference_norms(group, members, sharing)
+    return [state_of(group).reference for group in groups]
 
 
 def check_members(group: Group, members: Members) -> None:
@@ -37,20 +56,21 @@ def check_members(group: Group, members: Members) -> None:
                 f"{name} is on the meta device, so it has no norm yet. Materialise and initialise "
                 "the model first, then construct the optimizer."
             )
-        check_axes(parse_scope(group["scope"]), name, p)
+        check_axes(parse_scope(state_of(group)["scope"]), name, p)
 
 
 @torch.no_grad()
 def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
     """Return the norm of every part of a group as it is now, to become the reference."""
     names, params = members
-    scope = parse_scope(group["scope"])
-    captured = state_of(group).reference if CONTROL in group else None
+    control = state_of(group)
+    scope = parse_scope(control["scope"])
+    captured = control.get("reference")
     check_recognised(names, params, scope, sharing, captured)
     if sharing.norm_group is not None and scope.joint:
         # The stored norm is one number, from which a frozen tensor could not be taken out later.
         params = [p for p in params if p.requires_grad]
-    spectral = setting(group, "size") == "spectral" and params and not sharing.is_shared
+    spectral = control["size"] == "spectral" and params and not sharing.is_shared
     size = size_of("spectral") if spectral else measure
     reference = whole_norms(params, scope, sharing, size)
     check_references(group, reference, names, params)
@@ -66,8 +86,8 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     controlled = [
         i for i in range(len(groups)) if members[i].params or _is_on_other_ranks(groups[i], sharing)
     ]
-    shared = [i for i in controlled if groups[i]["scope"] == "global"]
-    alone = [[i] for i in controlled if groups[i]["scope"] != "global"]
+    shared = [i for i in controlled if state_of(groups[i])["scope"] == "global"]
+    alone = [[i] for i in controlled if i not in shared]
     if shared:
         check_shared(groups, shared)
     together = ([shared] if shared else []) + alone
@@ -86,8 +106,9 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
 
 def _is_on_other_ranks(group: Group, sharing: Sharing) -> bool:
     """Return whether other ranks may have weights of a group whose norm this rank shares."""
-    may = sharing.norm_group is not None and setting(group, "controlled") is not False
-    return may and parse_scope(group["scope"]).joint
+    control = state_of(group)
+    may = sharing.norm_group is not None and control["controlled"] is not False
+    return may and parse_scope(control["scope"]).joint
 
 
 def _weight_set(
@@ -98,7 +119,7 @@ def _weight_set(
     stored: list[Tensor] = []
     shares: list[int] = []
     columns: list[Tensor] = []
-    scope = parse_scope(groups[indices[0]]["scope"])
+    scope = parse_scope(state_of(groups[indices[0]])["scope"])
     one_number = sharing.norm_group is not None and scope.joint
     for index in indices:
         reference = state_of(groups[index]).reference

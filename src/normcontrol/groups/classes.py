@@ -93,7 +93,7 @@ def sort_members(members: Sequence[Members]) -> list[tuple[str, int, list[int]]]
 def regularised(optimizer: Optimizer) -> list[Members]:
     """The tensors of every group that the optimizer regularises: those that AdamWN would
     control."""
-    marks = marks_of_decay(optimizer.param_groups, optimizer.defaults.get("weight_decay", 0.0))
+    marks = marks_of_decay(optimizer.param_groups)
     return members_of(
         [
             {"controlled": mark, **group}

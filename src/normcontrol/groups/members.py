@@ -1,19 +1,25 @@
 """Who is controlled: the default rule, the marks in existing parameter groups, rules by name.
 
-A group's ``controlled`` is True (all tensors), False (none), or "matrices": tensors with two or
-more dimensions. The last is the default; it leaves biases and norm layers alone, as the paper does
-(section 4 and appendix). This file knows nothing about targets, rates or scopes.
+A group's ``controlled`` is True (all tensors), False (none), "matrices" (tensors with two or more
+dimensions), or a tuple of names. "matrices" is the default; it leaves biases and norm layers alone,
+as the paper does (section 4 and appendix). This file knows nothing about targets, rates or scopes.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from normcontrol.distributed.ranks import is_dtensor
+
+CONTROL = "control"
+"""The key of a group under which the controller stores its settings and state."""
+
+Controlled = bool | str | tuple[str, ...] | Callable[[str, Tensor], bool]
+"""The type of ``controlled``: True, False, "matrices", names, or a function of name and tensor."""
 
 
 class Members(NamedTuple):
@@ -23,13 +29,42 @@ class Members(NamedTuple):
     params: list[Tensor]
 
 
-def is_controlled(group: Mapping[str, Any], param: Tensor) -> bool:
-    """Return whether the group's ``controlled`` includes this tensor.
+def as_rule(controlled: Controlled, group: Mapping[str, Any]) -> bool | str | tuple[str, ...]:
+    """Return ``controlled`` as a group stores it: a function as the names that it selects."""
+    if isinstance(controlled, bool) or controlled == "matrices":
+        return controlled
+    if isinstance(controlled, str) or not (callable(controlled) or isinstance(controlled, tuple)):
+        raise ValueError(
+            f"controlled={controlled!r} is not known: give True, False, 'matrices' for two and "
+            "more dimensions, or a function of name and tensor."
+        )
+    names = group.get("param_names")
+    if names is None:
+        raise ValueError(
+            f"controlled={controlled!r} selects tensors by name, but they have no names. Give the "
+            "optimizer model.named_parameters() in place of model.parameters()."
+        )
+    if isinstance(controlled, tuple):
+        return controlled
+    return tuple(
+        name for name, p in zip(names, group["params"], strict=True) if controlled(name, p)
+    )
+
+
+def controlled_params(group: Mapping[str, Any], index: int = 0) -> list[tuple[str, Tensor]]:
+    """Return the tensors that the group's ``controlled`` includes, with their names.
 
     A tensor without elements has no norm.
     """
-    rule = group.get("controlled", "matrices")
-    return bool(rule) and param.numel() > 0 and (rule is True or param.dim() >= 2)
+    rule = group.get(CONTROL, group).get("controlled", "matrices")
+    names = group.get("param_names")
+    found = []
+    for j, p in enumerate(group["params"]):
+        name = names[j] if names else f"group{index}.tensor{j}"
+        chosen = name in rule if isinstance(rule, tuple) else rule is True or p.dim() >= 2
+        if rule and chosen and p.numel() > 0:
+            found.append((name, p))
+    return found
 
 
 def members_of(groups: Sequence[Mapping[str, Any]]) -> list[Members]:
@@ -38,40 +73,38 @@ def members_of(groups: Sequence[Mapping[str, Any]]) -> list[Members]:
     found = []
     for index, group in enumerate(groups):
         members = Members([], [])
-        names = group.get("param_names")
-        for j, p in enumerate(group["params"]):
-            if not is_controlled(group, p):
-                continue
+        for name, p in controlled_params(group, index):
             # A DTensor has no address of its own, and its shard on this rank may be empty.
             by_identity = p.is_meta or is_dtensor(p)
             memory = id(p) if by_identity else (p.device, p.data_ptr(), p.shape, p.stride())
             if memory not in seen:
-                members.names.append(names[j] if names else f"group{index}.tensor{j}")
+                members.names.append(name)
                 members.params.append(p)
             seen.add(memory)
         found.append(members)
     return found
 
 
-def marks_of_decay(groups: Iterable[Mapping[str, Any]], default_decay: float) -> list[Any]:
+def marks_of_decay(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
     """Return the value of ``controlled`` for every group, from its ``weight_decay``.
 
-    If groups set their own decay, those with a decay are controlled, and those with zero are not.
-    If no group sets its own, or all are zero, the matrices are controlled.
+    Where some groups decay and others do not, those that decay are controlled, and the others are
+    not. If all decay, or none does, that marks nothing, and the matrices are controlled. The value
+    of a decay does not matter.
 
     >>> nanogpt = [{"weight_decay": 0.1}, {"weight_decay": 0.0}]
-    >>> marks_of_decay(nanogpt, default_decay=0.01)
+    >>> marks_of_decay(nanogpt)
     [True, False]
-    >>> huggingface_default = [{"weight_decay": 0.0}, {"weight_decay": 0.0}]
-    >>> marks_of_decay(huggingface_default, default_decay=0.01)
-    ['matrices', 'matrices']
     >>> one_decay_for_all = [{"weight_decay": 0.1}]
-    >>> marks_of_decay(one_decay_for_all, default_decay=0.1)
+    >>> marks_of_decay(one_decay_for_all)
     ['matrices']
+    >>> huggingface_default = [{"weight_decay": 0.0}, {"weight_decay": 0.0}]
+    >>> marks_of_decay(huggingface_default)
+    ['matrices', 'matrices']
     """
-    decays = [float(group.get("weight_decay", 0.0)) for group in groups]
-    if any(d != default_decay for d in decays) and any(decays):
-        return [d != 0 for d in decays]
+    decays = [bool(group.get("weight_decay", 0.0)) for group in groups]
+    if any(decays) and not all(decays):
+        return decays
     return ["matrices"] * len(decays)
 
 
@@ -110,7 +143,9 @@ def param_groups(
             "controlled": False if settings is None else "matrices",
             **(settings or {}),
         }
-        if settings is not None and not any(is_controlled(group, p) for _, p in won):
+        as_given = {"params": [p for _, p in won], "param_names": [name for name, _ in won]}
+        as_given["controlled"] = as_rule(group["controlled"], as_given)
+        if settings is not None and not controlled_params(as_given):
             raise ValueError(
                 f"The pattern {pattern!r} matches {', '.join(name for name, _ in won[:3])}, none "
                 "of which has two or more dimensions, so nothing there would be controlled. Add "

@@ -55,7 +55,7 @@ def reading(s: WeightSet, clock: Clock) -> Reading:
     if s.last is None or s.parts is None:
         given = s.settings[s.kind]
         if isinstance(given, Schedule):
-            given = given.at(clock.step.to(s.initial.dtype), s.settings)
+            given = given.at(clock.step.to(s.initial.dtype), s.groups[0])
         norm = s.scope.join(s.part_norms())
         return Reading(norm, given * s.unit, norm / initial, torch.ones_like(initial))
     target, scale = s.last
@@ -71,7 +71,7 @@ def readings(
     for s in sets:
         whole = reading(s, clock)
         if s.scope.joint:
-            index = next(i for i, group in enumerate(groups) if group is s.settings)
+            index = next(i for i, group in enumerate(groups) if group is s.groups[0])
             found["global" if s.scope.name == "global" else f"group {index}"] = whole
             continue
         sizes = s.scope.sizes(s.params)

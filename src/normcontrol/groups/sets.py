@@ -15,13 +15,13 @@ from torch import Tensor
 
 from normcontrol.distributed.shards import Shards
 from normcontrol.groups.clock import Clock
-from normcontrol.groups.settings import MECHANISMS, Group, setting, target_kind
+from normcontrol.groups.settings import MECHANISMS, Group, target_kind
 from normcontrol.groups.state import state_of
 from normcontrol.law import Integral, Law, law_of
 from normcontrol.mechanisms.size import size_of
 from normcontrol.mechanisms.start import ROWS, AtInflection, AtStep
 from normcontrol.mechanisms.update import resize_
-from normcontrol.schedule import Schedule, custom, lr_times, trace
+from normcontrol.schedule import Schedule, lr_times, trace
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS
 
@@ -48,13 +48,13 @@ class WeightSet:
         columns: Tensor | None = None,
     ) -> None:
         self.groups, self.names, self.params, self.shards = groups, names, params, shards
-        self.settings = groups[0]
+        self.settings = state_of(groups[0])
         self.scope = parse_scope(self.settings["scope"])
-        self.size = size_of(setting(self.settings, "size"))
+        self.size = size_of(self.settings["size"])
         self.kind = target_kind(self.settings)
         self._stored, self._columns = stored, columns
         self._memory: Tensor | None = None
-        home = state_of(self.settings).reference
+        home = self.settings.reference
         whole = torch.cat([norms.to(home.device) for norms in stored]) if stored else home[:0]
         self.initial = whole if shards is None else shards.known(whole)
         """The reference norm of every part."""
@@ -62,7 +62,7 @@ class WeightSet:
         """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
         self.law, self.start = self._law(), self._start()
         self.mechanisms = {
-            name for name, unused in MECHANISMS.items() if setting(self.settings, name) != unused
+            name for name, unused in MECHANISMS.items() if self.settings[name] != unused
         }
         """The optional mechanisms that are in use."""
         self.before: list[Tensor] = []
@@ -72,10 +72,16 @@ class WeightSet:
         self.last: tuple[Tensor, Tensor] | None = None
         """The target and the scale of the last step."""
 
+    def make_tables(self, clock: Clock) -> None:
+        """Create the tables of traces, which must exist before a graph is captured."""
+        for schedule in (self.settings[self.kind], self.settings["rate"]):
+            if isinstance(schedule, trace):
+                schedule.value(clock.step.to(self.initial.device, self.initial.dtype))
+
     @property
     def order(self) -> str:
         """Whether the weights are scaled "after" or "before" the optimizer's step."""
-        return self.settings.get("order", "after")
+        return self.settings["order"]
 
     @property
     def is_joint_over_ranks(self) -> bool:
@@ -107,15 +113,13 @@ class WeightSet:
         A value outside [0, ``most``] is refused if the host can see it without waiting.
         """
         given = self.settings[name]
-        if callable(given) and not isinstance(given, Schedule):  # written into the group by hand
-            given = self.settings[name] = custom(given)
         value = given
         if isinstance(given, Schedule):
             if isinstance(given, lr_times):
                 self._check_learning_rates(given)
             dtype = self.initial.dtype
             now = torch.tensor(clock.calls, dtype=dtype) if clock.known else clock.step.to(dtype)
-            value = given.at(now, self.settings)
+            value = given.at(now, self.groups[0])
         if not clock.known:
             return value
         if isinstance(given, trace):
@@ -165,7 +169,7 @@ class WeightSet:
         return values if self.shards is None else self.shards.whole(values)
 
     def _check_learning_rates(self, given: Schedule) -> None:
-        lr = self.settings["lr"]
+        lr = self.groups[0]["lr"]
         if any(g["lr"] is not lr and g["lr"] != lr for g in self.groups):
             raise ValueError(
                 f"rate={given!r} follows the learning rate, but the groups that share the global "
@@ -184,13 +188,13 @@ class WeightSet:
         return self.scope.join(units if self.shards is None else self.shards.known(units))
 
     def _law(self) -> Law:
-        law = law_of(setting(self.settings, "law"))
+        law = law_of(self.settings["law"])
         if law is not None:
             return law
         return Integral(self._recall()[0].reshape(self.unit.shape), self._unit_norms().square())
 
     def _start(self) -> AtStep | AtInflection | None:
-        start = setting(self.settings, "start")
+        start = self.settings["start"]
         if start == "inflection":
             return AtInflection(self._recall()[1:].view(ROWS, *self.unit.shape))
         return AtStep(start) if start else None
@@ -202,7 +206,7 @@ class WeightSet:
         and :meth:`store_memory` writes it back.
         """
         if self._memory is None:
-            state: dict[str, Any] = state_of(self.settings)
+            state: dict[str, Any] = self.settings
             n = self.unit.numel() if self._columns is None else state["reference"].numel()
             memory = state.get("memory")
             if memory is None or memory.shape != (1 + ROWS, n):
@@ -215,7 +219,7 @@ class WeightSet:
     def store_memory(self) -> None:
         """Write back to the group what laws and starts remember, where this set has a copy."""
         if self._memory is not None and self._columns is not None:
-            stored = state_of(self.settings)["memory"]
+            stored = self.settings["memory"]
             stored[:, self._columns.to(stored.device)] = self._memory
 
 

@@ -1,20 +1,21 @@
 """The settings of a controlled parameter group: their defaults, and the checks of their values.
 
-All settings live in the optimizer's ``param_groups`` beside ``lr`` and ``betas``. A group stores
-its target, ``rate`` and ``scope``, and an optional setting only if it differs from its default.
-Every error is a sentence: what was given, why it cannot be, what to do.
+A group's settings are in ``group["control"]``, a name space of their own: an optimizer may have
+keys with the same names in its groups (Adafactor has ``relative_step``). Settings are given as keys
+of a group beside ``lr``, unless the wrapped optimizer has such a key; the controller then moves
+them. Every error is a sentence: what was given, why it cannot be, what to do.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normcontrol.groups.members import is_controlled
+from normcontrol.groups.members import CONTROL, as_rule, controlled_params
 from normcontrol.law import law_of
 from normcontrol.mechanisms.size import Statistic, as_size
 from normcontrol.mechanisms.start import check_start
@@ -24,6 +25,7 @@ from normcontrol.target import TARGETS
 from normcontrol.weights.rounding import DROPPED_BITS
 
 Group = dict[str, Any]
+Settings = Mapping[str, Any]
 
 PAPER_RATIO = linear(1.0, 2.0, steps=2500)
 """The paper's Figure 1 and best run: the norm doubles over 2,500 steps and then stays constant."""
@@ -31,90 +33,124 @@ PAPER_RATIO = linear(1.0, 2.0, steps=2500)
 MECHANISMS: dict[str, Any] = {"size": "norm", "start": 0, "relative_step": None, "cautious": False}
 """Settings that only some published methods use, and the values that mean "not used"."""
 
-OPTIONAL: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
+    "rate": 1e-2,
+    "scope": "global",
     "law": "proportional",
     "order": "after",
     "controlled": "matrices",
     **MECHANISMS,
 }
-"""Settings that a group stores only if they differ from these values."""
+"""The settings that every group has beside its target, with their defaults."""
 
+STATE_NAMES = ("step", "reference", "first_lr", "memory", "scales")
+"""What ``group["control"]`` contains beside the settings; see :class:`ControlState`."""
 
-def setting(group: Mapping[str, Any], name: str) -> Any:
-    """Return an optional setting of a group, or its default."""
-    return group.get(name, OPTIONAL[name])
+FIXED = ("scope", "controlled", "size", "start")
+"""Settings that the reference norms depend on: they cannot be changed after construction."""
 
 
 def setting_names() -> tuple[str, ...]:
-    """Return the names of all settings: the targets, the rate, the scope and the optional ones."""
-    return (*TARGETS, "rate", "scope", *OPTIONAL)
+    """Return the names of all settings: the kinds of target, and the rest."""
+    return (*TARGETS, *DEFAULTS)
 
 
-def target_kind(group: Mapping[str, Any]) -> str:
-    """Return the kind of target of a group: "ratio", "norm" or "rms"."""
-    return next(name for name in TARGETS if group.get(name) is not None)
+def target_kind(settings: Settings) -> str:
+    """Return the kind of target: "ratio", "norm" or "rms"."""
+    return next(name for name in TARGETS if settings.get(name) is not None)
 
 
-def normalise(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as a group stores them: one target, schedules, no optional defaults."""
+def normalise(given: Settings) -> dict[str, Any]:
+    """Return settings as they are stored: one target at most, numbers or schedules, plain axes."""
     targets = {name: given[name] for name in TARGETS if given.get(name) is not None}
     if len(targets) > 1:
         raise ValueError(
             f"{' and '.join(targets)} were both given, but weights have one target: give one of "
             "them."
         )
-    settings = {name: as_schedule(value) for name, value in targets.items()}
-    if "rate" in given:
-        settings["rate"] = as_schedule(given["rate"])
-    if "scope" in given:
-        settings["scope"] = given["scope"]
-    for name, default in OPTIONAL.items():
-        value = given.get(name, default)
-        if name == "size":
+    settings = {name: as_schedule(value, name) for name, value in targets.items()}
+    for name in DEFAULTS:
+        if name not in given:
+            continue
+        value = given[name]
+        if name == "rate" or (name == "relative_step" and value is not None):
+            value = as_schedule(value, name)
+        elif name == "scope":
+            value = parse_scope(value).name
+        elif name == "size":
             value = as_size(value)
-        if name == "relative_step" and value is not None:
-            value = as_schedule(value)
-        if value != default:
-            settings[name] = value
+        settings[name] = value
     return settings
 
 
-def complete(group: Group, defaults: Mapping[str, Any]) -> None:
-    """Fill in, in place, the settings that the group does not give itself."""
-    own = normalise(group)
-    own_target = any(name in own for name in TARGETS)
-    inherited = {k: v for k, v in defaults.items() if not (own_target and k in TARGETS)}
-    given = [name for name in setting_names() if name in group]
-    for name in given:
-        del group[name]
-    own_defaults = {name for name in given if name in OPTIONAL and name not in own}
-    group |= {name: value for name, value in inherited.items() if name not in own_defaults}
-    group |= own
+def given_settings(group: Group, theirs: Collection[str]) -> dict[str, Any]:
+    """Return the settings that a group gives itself.
+
+    They are its keys with our names that are not ``theirs``, the wrapped optimizer's, and what the
+    group has under ``"control"``.
+    """
+    own = dict(group.get(CONTROL, ()))
+    unknown = [name for name in own if name not in (*setting_names(), *STATE_NAMES)]
+    if unknown:
+        raise ValueError(
+            f"The group's {CONTROL!r} contains {unknown[0]!r}, which is no setting: the settings "
+            f"are {', '.join(setting_names())}."
+        )
+    own = {name: own[name] for name in setting_names() if name in own}
+    flat = {name: group[name] for name in setting_names() if name in group and name not in theirs}
+    return {**own, **flat}
+
+
+def completed(own: Settings, defaults: Settings, group: Group) -> dict[str, Any]:
+    """Return all settings of a group: its own, and for the rest the defaults."""
+    own = normalise(own)
+    has_target = any(name in own for name in TARGETS)
+    inherited = {k: v for k, v in defaults.items() if not (has_target and k in TARGETS)}
+    settings = {**inherited, **own}
+    settings["controlled"] = as_rule(settings["controlled"], group)
+    return settings
+
+
+def edited(group: Group, before: Settings, theirs: Collection[str]) -> dict[str, Any]:
+    """Return all settings of a group that was edited, if they may be changed.
+
+    A new kind of target replaces the old one.
+    """
+    own = given_settings(group, theirs)
+    kinds = [name for name in TARGETS if own.get(name) is not None]
+    if len(kinds) == 2:
+        own = {name: value for name, value in own.items() if name != target_kind(before)}
+    settings = completed(own, before, group)
+    for name in FIXED:
+        if settings[name] != before[name]:
+            raise ValueError(
+                f"{name} was changed from {before[name]!r} to {settings[name]!r}, but the "
+                "reference norms of this optimizer were measured with the former. Change it back, "
+                "or construct a new optimizer. To stop the control of a group, set its rate to 0."
+            )
+    return settings
 
 
 def check_group(index: int, group: Group, optimizer: Optimizer) -> None:
     """Refuse settings that cannot work."""
-    kind = target_kind(group)
+    settings = group[CONTROL]
+    kind = target_kind(settings)
     why = "a norm cannot be negative, infinite or NaN. Give 0 or more."
-    check_range(kind, group[kind], 0.0, 1e300, why)
+    check_range(kind, settings[kind], 0.0, 1e300, why)
     why = (
         "a rate outside [0, 1] overshoots the target (from 2 on it diverges) or runs away from it. "
         "Give a rate within [0, 1]."
     )
-    check_range("rate", group["rate"], 0.0, 1.0, why)
-    parse_scope(group["scope"])
-    law_of(setting(group, "law"))
-    order, controlled = setting(group, "order"), setting(group, "controlled")
+    check_range("rate", settings["rate"], 0.0, 1.0, why)
+    law_of(settings["law"])
+    order = settings["order"]
     if order not in ("after", "before"):
         raise ValueError(
             f"order={order!r} is not known: give 'after' (Algorithm 1) or 'before' (as torch's "
             "AdamW decays)."
         )
-    if controlled not in (True, False, "matrices"):
-        raise ValueError(
-            f"controlled={controlled!r} is not known: give True, False, or 'matrices' for two and "
-            "more dimensions."
-        )
+    if not isinstance(settings["cautious"], bool):
+        raise ValueError(f"cautious={settings['cautious']!r} is not known: give True or False.")
     check_mechanisms(group)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     demands = closure is not None and closure.default is inspect.Parameter.empty
@@ -128,8 +164,9 @@ def check_group(index: int, group: Group, optimizer: Optimizer) -> None:
 
 def check_mechanisms(group: Group) -> None:
     """Refuse optional mechanisms that do not work with the other settings of the group."""
-    kind, scope = target_kind(group), parse_scope(group["scope"])
-    size, start, relative, cautious = (setting(group, name) for name in MECHANISMS)
+    settings = group[CONTROL]
+    kind, scope = target_kind(settings), parse_scope(settings["scope"])
+    size, start, relative, cautious = (settings[name] for name in MECHANISMS)
     check_start(start)
     if start and kind != "ratio":
         raise ValueError(
@@ -146,14 +183,17 @@ def check_mechanisms(group: Group) -> None:
             "size='spectral' belongs to a single matrix: use it with scope='tensor' and a ratio "
             "or norm as target."
         )
+    if relative is not None:
+        why = "the length of an update cannot be negative, infinite or NaN. Give 0 or more."
+        check_range("relative_step", relative, 0.0, 1e300, why)
     if relative is None and not cautious:
         return
     name = "cautious=True" if cautious else f"relative_step={relative!r}"
-    if setting(group, "order") != "after":
+    if settings["order"] != "after":
         raise ValueError(
             f"{name} uses the step that the optimizer has made, so it needs order='after'."
         )
-    if any(p.dtype in DROPPED_BITS for p in group["params"] if is_controlled(group, p)):
+    if any(p.dtype in DROPPED_BITS for _, p in controlled_params(group)):
         raise ValueError(
             f"{name} works on differences of weights, which bf16 and fp16 cannot represent. Keep "
             "the weights in fp32."
@@ -164,7 +204,7 @@ def check_decay(index: int, group: Group, optimizer: Optimizer) -> None:
     """Refuse weights that are both decayed and controlled."""
     decay = group.get("weight_decay", 0)
     decays = not isinstance(decay, Tensor) and decay
-    if decays and any(is_controlled(group, p) for p in group["params"]):
+    if decays and controlled_params(group):
         raise ValueError(
             f"Group {index} is under norm control and {type(optimizer).__name__} still decays it "
             f"with weight_decay={decay}: the two would pull against each other. Set weight_decay=0 "
@@ -176,9 +216,10 @@ def check_references(
     group: Group, reference: Tensor, names: list[str], params: list[Tensor]
 ) -> None:
     """Refuse a ratio to a reference norm of zero, where every part has a norm of its own."""
-    scope = parse_scope(group["scope"])
+    settings = group[CONTROL]
+    scope = parse_scope(settings["scope"])
     has_zero = len(reference) > 0 and not bool((reference > 0).all())
-    if scope.joint or target_kind(group) != "ratio" or not has_zero:
+    if scope.joint or target_kind(settings) != "ratio" or not has_zero:
         return
     for name, parts in zip(names, reference.split(scope.sizes(params)), strict=True):
         zeros = int((~(parts > 0)).sum())
@@ -186,19 +227,18 @@ def check_references(
             where = f" in {zeros} of its {len(parts)} parts" if len(parts) > 1 else ""
             raise ValueError(
                 f"{name} has an initial norm of zero{where}, so it has no ratio to it in "
-                f"scope={group['scope']!r}. Give it an absolute target (norm= or rms=), or leave "
+                f"scope={scope.name!r}. Give it an absolute target (norm= or rms=), or leave "
                 "it out with controlled=False."
             )
 
 
 def check_shared(groups: list[Group], indices: list[int]) -> None:
     """Refuse groups that share the global norm but have different settings for it."""
-    first = groups[indices[0]]
+    first = groups[indices[0]][CONTROL]
     names = [name for name in setting_names() if name != "controlled"]
     for index in indices[1:]:
         for name in names:
-            default = OPTIONAL.get(name)
-            mine, theirs = (g.get(name, default) for g in (first, groups[index]))
+            mine, theirs = first.get(name), groups[index][CONTROL].get(name)
             if mine != theirs:
                 raise ValueError(
                     f"Groups {indices[0]} and {index} share the global norm, but have "
@@ -209,13 +249,14 @@ def check_shared(groups: list[Group], indices: list[int]) -> None:
 
 def check_sharded(group: Group) -> None:
     """Refuse settings that are not correct for weights that are spread over processes."""
+    settings = group[CONTROL]
     used = [
-        f"{name}={setting(group, name)!r}"
-        for name, default in MECHANISMS.items()
-        if setting(group, name) != default
+        f"{name}={settings[name]!r}"
+        for name, unused in MECHANISMS.items()
+        if settings[name] != unused
     ]
-    if setting(group, "law") == "integral" and parse_scope(group["scope"]).axes is not None:
-        used.append(f"law='integral' in scope={group['scope']!r}")
+    if settings["law"] == "integral" and parse_scope(settings["scope"]).axes is not None:
+        used.append(f"law='integral' in scope={settings['scope']!r}")
     if used:
         raise ValueError(
             f"{' and '.join(used)} cannot be used for weights that are spread over processes: it "

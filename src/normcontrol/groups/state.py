@@ -8,30 +8,52 @@ nothing about how a step is made.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-from normcontrol.groups.settings import Group, setting_names
+from normcontrol.groups.members import CONTROL
+from normcontrol.groups.settings import (
+    DEFAULTS,
+    STATE_NAMES,
+    Group,
+    Settings,
+    check_group,
+    completed,
+    edited,
+    given_settings,
+    setting_names,
+    target_kind,
+)
 from normcontrol.mechanisms.size import Statistic, as_size
-from normcontrol.schedule_text import from_text, to_text
+from normcontrol.schedule_text import checked_text, from_text
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS
 
-CONTROL = "control"
-"""The key of the entry."""
-
 
 class ControlState(dict[str, Any]):
-    """The entry ``group["control"]``.
+    """The entry ``group["control"]``: the settings of the group, and
 
     - ``step``: the number of steps that the controller has made; one tensor for all groups.
     - ``reference``: the reference norm of every part, float64; the norms at theta_0.
     - ``first_lr``: the learning rate at construction, which :class:`eta_times` divides by.
     - ``memory``: what a law or a start remembers of every norm, if it does.
     - ``scales``: the last factor and the next guess, if a stepper multiplies by a guess.
+
+    Settings may be changed; the next step checks them and takes them over.
     """
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in setting_names() and name not in STATE_NAMES:
+            raise KeyError(
+                f"{name!r} is no setting of norm control: the settings are "
+                f"{', '.join(setting_names())}."
+            )
+        super().__setitem__(name, value)
 
     @property
     def step(self) -> Tensor:
@@ -42,7 +64,9 @@ class ControlState(dict[str, Any]):
         return self["reference"]
 
     def __repr__(self) -> str:
-        return f"step {int(self.step)}, {self.reference.numel()} reference norms"
+        kind = target_kind(self)
+        shown = ", ".join(f"{name}={self[name]!r}" for name in (kind, "rate", "scope"))
+        return f"{shown}, step {int(self.step)}, {self.reference.numel()} reference norms"
 
 
 def state_of(group: Group) -> ControlState:
@@ -50,10 +74,54 @@ def state_of(group: Group) -> ControlState:
     return group[CONTROL]
 
 
+def settings_of(group: Group, names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a group as they are now; None for kinds of target it does not have."""
+    return {name: group[CONTROL].get(name) for name in names}
+
+
+def add_settings(index: int, group: Group, defaults: Settings, optimizer: Optimizer) -> None:
+    """Complete and check the settings of a new group, and move them to ``group["control"]``."""
+    own = given_settings(group, optimizer.defaults)
+    _move(group, completed(own, defaults, group), optimizer)
+    check_group(index, group, optimizer)
+
+
+def take_over_edits(seen: Sequence[Settings], optimizer: Optimizer) -> None:
+    """Check the settings of all groups, some of which are no longer as they were ``seen``."""
+    for index, (group, before) in enumerate(zip(optimizer.param_groups, seen, strict=True)):
+        _move(group, edited(group, before, optimizer.defaults), optimizer)
+        check_group(index, group, optimizer)
+
+
+def _move(group: Group, settings: Settings, optimizer: Optimizer) -> None:
+    """Store the settings in ``group["control"]``, and remove the keys that they were given by."""
+    for name in setting_names():
+        if name not in optimizer.defaults:
+            group.pop(name, None)
+    kept = {name: value for name, value in group.get(CONTROL, {}).items() if name in STATE_NAMES}
+    group[CONTROL] = ControlState({**settings, **kept})
+
+
+@contextmanager
+def unchanged_on_error(groups: Sequence[Group]) -> Iterator[None]:
+    """Restore the groups if an error is raised: nothing that a user gave is lost."""
+    before = [dict(group) for group in groups]
+    try:
+        yield
+    except Exception:
+        for group, keys in zip(groups, before, strict=False):
+            group.clear()
+            group.update(keys)
+        raise
+
+
 def saved(group: Group) -> Group:
     """Return a group as plain data, for a checkpoint."""
-    plain = {key: to_text(value) for key, value in group.items()}
-    return {**plain, CONTROL: dict(group[CONTROL])}
+    control = {
+        name: _plain(name, value) if name in setting_names() else value
+        for name, value in group[CONTROL].items()
+    }
+    return {**group, CONTROL: control}
 
 
 def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group], Tensor]:
@@ -83,26 +151,28 @@ def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group],
 
 def restored(index: int, given: Group, live: Group) -> Group:
     """Return a saved group with its settings read back, if it fits the live group."""
-    if parse_scope(given["scope"]) != parse_scope(live["scope"]):
+    theirs, ours = given[CONTROL], live[CONTROL]
+    if parse_scope(theirs["scope"]) != parse_scope(ours["scope"]):
         raise ValueError(
-            f"The state of group {index} was saved with scope={given['scope']!r}, but the "
-            f"optimizer has scope={live['scope']!r}; reference norms of one scope mean nothing in "
+            f"The state of group {index} was saved with scope={theirs['scope']!r}, but the "
+            f"optimizer has scope={ours['scope']!r}; reference norms of one scope mean nothing in "
             "another. Construct the optimizer with the saved scope."
         )
-    have, got = (state["reference"] for state in (live[CONTROL], given[CONTROL]))
+    have, got = ours["reference"], theirs["reference"]
     if got.shape != have.shape:
         raise ValueError(
             f"The state of group {index} contains {got.numel()} reference norms, but {have.numel()}"
             " are needed: other tensors were controlled when it was saved. Control the same ones, "
             "or start again without this state."
         )
-    group = {**given, CONTROL: ControlState(given[CONTROL])}
+    missing = {k: v for k, v in ours.items() if k in DEFAULTS and k not in theirs}
+    control = {**missing, **theirs, "scope": ours["scope"], "reference": got.to(have.device)}
     for name in (*TARGETS, "rate", "relative_step"):
-        if name in given:
-            group[name] = from_text(given[name], live.get(name))
-    if "size" in given:
-        group["size"] = _restored_size(given["size"], live.get("size"))
-    return group
+        if name in theirs:
+            control[name] = from_text(theirs[name], ours.get(name))
+    if "size" in theirs:
+        control["size"] = _restored_size(theirs["size"], ours["size"])
+    return {**given, CONTROL: ControlState(control)}
 
 
 def adapted(given: Group, live: Group) -> Group:
@@ -110,8 +180,11 @@ def adapted(given: Group, live: Group) -> Group:
 
     A decay in the saved group is dropped: the controller replaces it.
     """
-    ours = (*setting_names(), CONTROL, "weight_decay")
-    return {**given, **{key: live[key] for key in ours if key in live}}
+    return {**given, **{key: live[key] for key in (CONTROL, "weight_decay") if key in live}}
+
+
+def _plain(name: str, value: Any) -> Any:
+    return repr(value) if isinstance(value, Statistic) else checked_text(name, value)
 
 
 def _restored_size(given: str, live: Any) -> Any:

@@ -80,7 +80,7 @@ class AdamWN(normcontrol.AdamWN):
         for group, (_, params) in zip(
             self.param_groups, members_of(self.param_groups), strict=True
         ):
-            if group["scope"] != "global":
+            if group["control"]["scope"] != "global":
                 continue
             reference = group["control"].reference
             zeros = [p for p, norm in zip(params, reference, strict=False) if norm == 0]

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.sets import WeightSet
-from normcontrol.groups.state import state_of
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler, next_scale
 
 
@@ -37,9 +36,7 @@ class FoldedStepper(PlainStepper):
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         self.hand_over()
         super().prepare(sets, sharing)
-        self.folded = {
-            s: Folded(state_of(s.settings).get("scales")) for s in sets if can_be_folded(s)
-        }
+        self.folded = {s: Folded(s.settings.get("scales")) for s in sets if can_be_folded(s)}
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         loss = None
@@ -64,7 +61,7 @@ class FoldedStepper(PlainStepper):
 
     def multiply_(self, s: WeightSet, scale: Tensor) -> None:
         folded = self.folded.get(s)
-        if folded is None or s.settings.get("order") == "before" or torch.compiler.is_compiling():
+        if folded is None or s.settings["order"] == "before" or torch.compiler.is_compiling():
             super().multiply_(s, scale)
         elif not folded.skipped:
             wanted = scale.item()
@@ -76,7 +73,7 @@ class FoldedStepper(PlainStepper):
 
     def hand_over(self) -> None:
         for s, folded in self.__dict__.get("folded", {}).items():
-            state = state_of(s.settings)
+            state = s.settings
             if (folded.last, folded.guess) != (1.0, 1.0) or "scales" in state:
                 state["scales"] = torch.tensor([folded.last, folded.guess], dtype=torch.float64)
 
@@ -89,7 +86,7 @@ class FoldedStepper(PlainStepper):
                 continue
             folded.skipped = found_inf is not None and bool(found_inf.item())
             moves = not folded.skipped and all(float(g["lr"]) > 0 for g in s.groups)
-            after = s.settings.get("order", "after") == "after"
+            after = s.settings["order"] == "after"
             if moves and after and all(p.grad is not None for p in s.params):
                 folded.factor = folded.guess
             if folded.factor != 1.0:

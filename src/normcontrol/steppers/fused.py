@@ -272,7 +272,7 @@ class Plan:
         lr = group["lr"]
         skip = b.bias if found_inf is None else found_inf  # an unused pointer may be any
         multiplies = b.has_controlled and b.multiplies
-        before = multiplies and group.get("order") == "before"
+        before = multiplies and group["control"]["order"] == "before"
         after = multiplies and not before
         b.launch(
             kernels.prepare, -(-n // 128), (b.steps, b.bias, skip, n),
@@ -307,12 +307,12 @@ class Plan:
             self.measure()
         norms = self.norms[self.slots[s].mine]
         # With order="before" the Adam pass that follows overwrites them, and norms() reports these.
-        return norms.clone() if s.settings.get("order") == "before" else norms
+        return norms.clone() if s.settings["order"] == "before" else norms
 
     def multiply_(self, s: WeightSet, scale: Tensor, clock: Tensor) -> None:
         """Multiply a set: in the Adam pass that follows, or by correcting the guess of the last."""
         mine, buckets = self.slots[s]
-        if s.settings.get("order") == "before":
+        if s.settings["order"] == "before":
             self.factors[mine].copy_(scale)
             return
         tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normcontrol.control import NormControl, control_
 from normcontrol.distributed.shards import shards_of
 from normcontrol.groups.sets import WeightSet
-from normcontrol.groups.settings import MECHANISMS
+from normcontrol.groups.state import ControlState
 from normcontrol.law import projection
 from normcontrol.steppers.stepper import PlainStepper
 
@@ -61,7 +61,7 @@ def with_params(s: WeightSet, params: list[Tensor], optimizer: NormControl) -> W
     """Return a copy of a set with other tensors, whose law reaches the target in one step."""
     other = copy.copy(s)
     other.params, other.law, other.start = params, projection, None
-    other.settings = {key: value for key, value in s.settings.items() if key not in MECHANISMS}
+    other.settings, other.mechanisms = ControlState({**s.settings, "rate": 1.0}), set()
     if s.shards is not None:
         other.shards = shards_of(params, s.scope, optimizer.sharing, s.shards.shares)
     return other

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from normcontrol.groups.readings import NOTHING_CONTROLLED, reading
-from normcontrol.groups.settings import setting
 
 if TYPE_CHECKING:
     from normcontrol.control import NormControl
@@ -37,7 +36,7 @@ def report(opt: NormControl) -> str:
 
 def _heading(s: WeightSet) -> str:
     settings = s.settings
-    how = f"rate {settings['rate']!r}, law {setting(settings, 'law')}, {s.order} the step"
+    how = f"rate {settings['rate']!r}, law {settings['law']}, {s.order} the step"
     return f"scope {s.scope.name}, {s.kind} {settings[s.kind]!r}, {how}"
 
 

@@ -1,0 +1,149 @@
+"""Settings that are edited in ``param_groups``: each is checked and takes effect at the next step,
+or the step refuses it and changes nothing."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from normcontrol import AdamWN, NormControl
+from normcontrol.groups.settings import FIXED, setting_names
+from normcontrol.target import TARGETS
+
+WEIGHT = torch.linspace(-1, 2, 12).reshape(3, 4)
+BASE = {"norm": 3.0, "rate": 0.5, "scope": "tensor"}
+OTHER = {
+    "ratio": 1.5,
+    "norm": 5.0,
+    "rms": 0.25,
+    "rate": 0.25,
+    "law": "upper",
+    "order": "before",
+    "relative_step": 0.1,
+    "cautious": True,
+    "scope": "global",
+    "controlled": True,
+    "size": "spectral",
+    "start": 5,
+}
+"""Another value that can be given for every setting, in place of the one in BASE."""
+WRONG = {
+    "ratio": -1.0,
+    "norm": float("nan"),
+    "rms": -0.1,
+    "rate": 1.5,
+    "law": "sideways",
+    "order": "sideways",
+    "relative_step": "sideways",
+    "cautious": "sideways",
+    "scope": "sideways",
+    "controlled": "sideways",
+    "size": "sideways",
+    "start": -1,
+}
+"""A value that no setting can have."""
+
+
+def optimizer(weight: torch.Tensor, **settings) -> tuple[nn.Parameter, NormControl]:
+    p = nn.Parameter(weight.clone())
+    return p, NormControl(torch.optim.SGD([p], lr=0.1), **settings)
+
+
+def step(p: nn.Parameter, opt: NormControl) -> None:
+    p.grad = torch.arange(12.0).reshape(p.shape) / 10
+    opt.step()
+
+
+def trained() -> tuple[nn.Parameter, NormControl]:
+    p, opt = optimizer(WEIGHT, **BASE)
+    step(p, opt)
+    step(p, opt)
+    return p, opt
+
+
+def edit(opt: NormControl, name: str, value, flat: bool) -> None:
+    group = opt.param_groups[0]
+    (group if flat else group["control"])[name] = value
+
+
+def test_every_setting_has_a_case_here():
+    assert set(OTHER) == set(WRONG) == set(setting_names())
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["in the group", "in group['control']"])
+@pytest.mark.parametrize("name", [name for name in OTHER if name not in FIXED])
+def test_an_edited_setting_takes_effect_at_the_next_step(name, flat):
+    p, opt = trained()
+    other = OTHER | {"norm": 1.5 * float(WEIGHT.norm())} if name == "ratio" else OTHER
+    settings = {k: v for k, v in BASE.items() if k not in TARGETS or name not in TARGETS}
+    settings["norm" if name == "ratio" else name] = other["norm" if name == "ratio" else name]
+    fresh, expected = optimizer(p.detach(), **settings)
+    edit(opt, name, OTHER[name], flat)
+    step(p, opt)
+    step(fresh, expected)
+    assert torch.allclose(p, fresh, rtol=1e-6, atol=0)
+    assert name not in opt.param_groups[0]
+    assert opt.param_groups[0]["control"][name] == OTHER[name]
+
+
+@pytest.mark.parametrize("flat", [True, False], ids=["in the group", "in group['control']"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*WRONG.items(), *((name, OTHER[name]) for name in FIXED)],
+    ids=lambda given: str(given),
+)
+def test_a_value_that_cannot_be_is_refused_and_nothing_changes(name, value, flat):
+    p, opt = trained()
+    undisturbed = copy.deepcopy((p, opt))
+    edit(opt, name, value, flat)
+    for _ in range(2):  # it is refused until it is corrected
+        with pytest.raises((ValueError, TypeError), match=name):
+            step(p, opt)
+        assert torch.equal(p, undisturbed[0])
+    if flat:
+        del opt.param_groups[0][name]
+    elif BASE.get(name) is None and name in ("ratio", "rms"):
+        del opt.param_groups[0]["control"][name]
+    else:
+        edit(opt, name, undisturbed[1].param_groups[0]["control"][name], flat)
+    step(p, opt)
+    step(*undisturbed)
+    assert torch.equal(p, undisturbed[0])
+
+
+def test_a_name_that_is_no_setting_is_refused_at_once():
+    _, opt = trained()
+    with pytest.raises(KeyError, match=r"'ration' is no setting of norm control.*ratio, norm"):
+        opt.param_groups[0]["control"]["ration"] = 2.0
+
+
+def test_groups_that_share_a_norm_are_edited_together():
+    params = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(3, 3))]
+    opt = AdamWN([{"params": [p]} for p in params], ratio=1.0, rate=1.0)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.param_groups[1]["control"]["ratio"] = 2.0
+    with pytest.raises(ValueError, match=r"share the global norm, but have ratio=1\.0 and 2\.0"):
+        opt.step()
+    opt.param_groups[0]["control"]["ratio"] = 2.0
+    opt.step()
+    assert opt.norms()["global"].ratio.item() == pytest.approx(2.0)
+
+
+def test_an_edit_takes_effect_in_a_compiled_step_too():
+    p, opt = trained()
+    same, eager = copy.deepcopy((p, opt))
+    compiled = torch.compile(opt.step, backend="eager")
+    for group in (opt.param_groups[0], eager.param_groups[0]):
+        group["control"]["law"] = "upper"
+        group["control"]["norm"] = 2.0
+    p.grad = same.grad = torch.arange(12.0).reshape(p.shape) / 10
+    for _ in range(2):
+        compiled()
+        eager.step()
+    for group in (opt.param_groups[0], eager.param_groups[0]):
+        group["control"]["norm"] = 1.0
+    compiled()
+    eager.step()
+    assert torch.allclose(p, same, rtol=1e-6)
