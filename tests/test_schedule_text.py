@@ -42,7 +42,7 @@ def test_round_trip_of_rates_that_follow_the_learning_rate(example):
     opt = AdamWN(SmallModel().parameters(), ratio=0.0, rate=example)
     other = AdamWN(SmallModel().parameters())
     other.load_state_dict(opt.state_dict())
-    assert other.param_groups[0]["control"]["rms"] == example
+    assert other.param_groups[0]["control"]["rate"] == example
     with pytest.raises(TypeError, match="follows the optimizer's learning rate"):
         example(1)
 

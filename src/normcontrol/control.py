@@ -325,6 +325,11 @@ class NormControl(Wrapper):
 
     def _refresh(self) -> None:
         """Measure the reference at the first step. Rebuild what has changed since the last step."""
+        if self._norm_group_lost:
+            raise ValueError(
+                "This optimizer was pickled or copied, and its norm_group is lost: a process "
+                "group cannot be copied. Set opt.norm_group to the group again."
+            )
         if self._fresh:
             self._begin()
         groups = self.optimizer.param_groups
@@ -334,11 +339,6 @@ class NormControl(Wrapper):
             now = {name: group["control"].get(name) for name in self._names}
             if now != self._seen[index] or not self._given_as.isdisjoint(group):
                 self._take_over_edits()
-        if self._norm_group_lost:
-            raise ValueError(
-                "This optimizer was pickled or copied, and its norm_group is lost: a process "
-                "group cannot be copied. Set opt.norm_group to the group again."
-            )
         if self._trainable != [p.requires_grad for g in groups for p in g["params"]]:
             if self._norm_group is not None:
                 raise ValueError(

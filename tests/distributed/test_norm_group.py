@@ -213,7 +213,12 @@ def fsdp1() -> None:
         )
         refusal(
             lambda s=spread: NormTrace(
-                torch.optim.AdamW([{"params": s.parameters(), "weight_decay": 0.1}])
+                torch.optim.AdamW(
+                    [
+                        {"params": s.parameters(), "weight_decay": 0.1},
+                        {"params": [nn.Parameter(torch.ones(1))], "weight_decay": 0.0},
+                    ]
+                )
             ),
             "flat",
         )
