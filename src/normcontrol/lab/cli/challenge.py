@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normcontrol.lab.cli.flags import PresetName, parse, say, start
+from normcontrol.lab.cli.flags import PresetName, given, parse, say, start
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.ranges import Count
 from normcontrol.lab.training.config import Config
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Challenge:
     """Challengers. adamwn: at the ratio the baseline ends with; scaled: AdamW started from weights
     scaled to that norm; adamc: AdamC; or any optimizer. Each may change settings:
     adamw:weight_decay=0.05 adamwn:ratio=2.4,rate=0.05"""
-    seeds: int = 1
+    seeds: Count = 1
     """The number of seeds that everything is repeated with; two or more give intervals."""
     out: Path | None = None
     """Folder of the challenge. A stopped challenge continues in its folder."""
@@ -44,7 +45,7 @@ def run(args: Sequence[str]) -> int:
 
     out = flags.out or Path("runs") / f"challenge-{flags.preset}"
     try:
-        outcome = train(flags, out)
+        outcome = train(flags, given(args), out)
     finally:
         leave()
     if outcome.stopped:
@@ -55,7 +56,7 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def train(flags: Challenge, out: Path) -> Outcome:
+def train(flags: Challenge, names: Sequence[str], out: Path) -> Outcome:
     """Run the cells of the challenge that are not finished."""
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.studies import challenge
@@ -65,6 +66,7 @@ def train(flags: Challenge, out: Path) -> Outcome:
 
     device = flags.config.run.device
     settings = challenge.settings_of(flags.config, flags.arms, flags.seeds)
+    challenge.check_settings(settings, [name for name in names if name in flags.config.flat()])
     world = join(device)
     ledger = begin(out, challenge.NAME, "", settings=settings) if world.first else None
     world.wait()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normcontrol.lab.cli.flags import PresetName, parse, start
+from normcontrol.lab.cli.flags import PresetName, given, parse, start
 from normcontrol.lab.training.config import Config
 
 
@@ -27,7 +27,9 @@ def run(args: Sequence[str]) -> int:
     from rich.table import Table
 
     from normcontrol.lab.report.schedules import draw, rows
+    from normcontrol.lab.training.options import check_used
 
+    check_used(flags.config, given(args))
     table = Table("step", "lr", "r_t", "k_t", box=None, pad_edge=False)
     for row in rows(flags.config):
         table.add_row(*row)

@@ -23,6 +23,7 @@ from normcontrol.lab.data.corpus import Piece, Source
 from normcontrol.lab.data.tokenizer import Ids, Tokenizer, make, stored
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import largest, read_json, sha256, sync, sync_folder, write_json
+from normcontrol.lab.ranges import Count, Share, check_value
 
 MANIFEST, JOURNAL = "manifest.json", "journal.json"
 TASK = 1 << 20  # characters that a thread encodes in one task
@@ -109,7 +110,7 @@ def prepare(
 ) -> Path:
     """Tokenize ``source`` into shards in the folder ``out``, and return ``out``. A preparation that
     was stopped is continued."""
-    _check_arguments(out, val_fraction)
+    _check_arguments(out, val_fraction, shard_tokens)
     out.mkdir(parents=True, exist_ok=True)
     every = round(1 / val_fraction)
     settings = {
@@ -145,12 +146,9 @@ def prepare(
     return out
 
 
-def _check_arguments(out: Path, val_fraction: float) -> None:
-    if not 0 < val_fraction <= 0.5:
-        raise LabError(
-            f"val_fraction={val_fraction}: it is the fraction of the documents to validate on. "
-            "Give a number in (0, 0.5]."
-        )
+def _check_arguments(out: Path, val_fraction: float, shard_tokens: int) -> None:
+    check_value("val_fraction", val_fraction, Share)
+    check_value("shard_tokens", shard_tokens, Count)
     if (out / MANIFEST).exists():
         raise LabError(
             f"{out} already contains prepared data. Train on it with --data {out}, or give another "

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normcontrol.lab import seeds
 from normcontrol.lab.data import batches
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint, parallel
@@ -33,13 +34,8 @@ from normcontrol.lab.training.device import (
 from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import Log
 from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.optimizers import (
-    build,
-    gain_norm,
-    known_name,
-    lr_at,
-    target_ratio,
-)
+from normcontrol.lab.training.optimizers import build, gain_norm, lr_at, target_ratio
+from normcontrol.lab.training.options import check_used
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
@@ -104,7 +100,7 @@ def train(
     world = parallel.join(config.run.device)
     device = choose(config.run.device, world.local_rank)
     dtype = precision(config.run.precision, device)
-    known_name(config.optim.optimizer)  # raises if there is no such optimizer
+    check_used(config)
     if resume:
         check_same(out, config)
     elif world.first:
@@ -266,7 +262,8 @@ def _train(
         if len(bad) == PATIENCE:
             _give_up(out, bad, train_batches, world)
 
-        if step % config.run.log_every == 0 or last:
+        logs = step % config.run.log_every == 0 or last
+        if logs:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
             target = target_ratio(config.optim, step, model.matrices(), initial_norm)
@@ -277,7 +274,6 @@ def _train(
                     step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio, **aim
                 )
             log.time(step, tokens_per_second=speed, mfu="unknown" if mfu is None else mfu)
-            display(Status(step, steps, float(loss), ratio, target, val_loss, speed, mfu))
         if evaluates:
             val_loss = evaluate_on(val_windows)
             other_losses = {
@@ -287,6 +283,8 @@ def _train(
             }
             log.write(step, val_loss=val_loss, **other_losses, **seen)
             watch = Stopwatch()
+        if logs:
+            display(Status(step, steps, float(loss), ratio, target, val_loss, speed, mfu))
         stop = world.any(interrupted(), device)
         every = config.run.checkpoint_every
         if (every and (step % every == 0 or last)) or (stop and not last):
@@ -374,7 +372,7 @@ def _load_data(config: Config, world: World, cache: Path) -> batches.Dataset:
 def _seed_dropout(config: Config, step: int, micro: int, world: World) -> None:
     """Seed dropout with (seed, step, micro-batch, process), so that a checkpoint need not store the
     state of the random number generator."""
-    torch.manual_seed(hash((config.model.dropout_seed, step, micro, world.rank)) % (1 << 63))
+    torch.manual_seed(seeds.mixed(config.model.dropout_seed, step, micro, world.rank))
 
 
 def _give_up(
