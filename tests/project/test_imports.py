@@ -29,7 +29,7 @@ LAYERS = [
 """From bottom to top. A module imports from its own folder and from the layers below it."""
 
 LAB_LAYERS = [
-    {"errors", "files", "ranges", "seeds"},
+    {"errors", "files", "ranges", "seeds", "text"},
     {"data"},
     {"training"},
     {"study"},

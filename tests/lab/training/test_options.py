@@ -150,4 +150,4 @@ def test_flags_that_a_resume_would_ignore_are_refused(flags, config, tmp_path, c
 def test_flags_that_a_replay_would_ignore_are_refused(flag, tmp_path, capsys):
     assert main(["study", "--replay", str(tmp_path), flag]) == 1
     said = capsys.readouterr().err
-    assert f"{flag.partition('=')[0]} would have no effect: a replay runs what its folder" in said
+    assert f"so that {flag.partition('=')[0]} would have no effect. With --replay, only" in said

@@ -88,16 +88,16 @@ def show(ledger: Ledger) -> None:
     """Print the table and the verdict, and write the page."""
     from normcontrol.lab.report import study_page
     from normcontrol.lab.study.verdict import ONE_SEED, judge
-    from normcontrol.lab.study.verdict_text import columns
+    from normcontrol.lab.text import columns, terminal_width, wrapped
 
     refuse_failures(ledger)
-    page, verdict = study_page.write(ledger, ledger.out), judge(ledger)
-    print("\n".join(["", *columns([verdict.headings(), *verdict.table()]), ""]))
+    page, verdict, width = study_page.write(ledger, ledger.out), judge(ledger), terminal_width()
+    print("\n".join(["", *columns([verdict.headings(), *verdict.table()], width), ""]))
     print(f"The page with the four panels is {page}.")
-    print("\n".join(verdict.sentences()))
-    for flag in verdict.flags:
-        if flag != ONE_SEED:  # the sentences of the verdict contain it already
-            print(f"Note: {flag}")
+    # The sentences of the verdict contain already that there is one seed.
+    notes = [f"Note: {flag}" for flag in verdict.flags if flag != ONE_SEED]
+    for text in (*verdict.sentences(), *notes):
+        print("\n".join(wrapped(text, width)))
 
 
 def refuse_failures(ledger: Ledger) -> None:

@@ -64,6 +64,7 @@ def run(args: Sequence[str]) -> int:
         return repeat(flags, given(args))
     from normcontrol.lab.studies import STUDIES
     from normcontrol.lab.studies.opening import begin
+    from normcontrol.lab.text import columns, terminal_width
 
     if not flags.name:
         raise LabError(
@@ -74,9 +75,12 @@ def run(args: Sequence[str]) -> int:
     ledger = begin(out, flags.name, flags.scale, flags.data, flags.also_validate)
     if flags.list:
         done = ledger.results()
-        for cell in (cell for cell in ledger.cells(done) if cell.matches(flags.only)):
-            record = done.of(cell)
-            print(f"{cell.part:10} {cell.label:60} {record.status if record else '-'}")
+        cells = [cell for cell in ledger.cells(done) if cell.matches(flags.only)]
+        rows = [
+            (cell.label, cell.part or "-", record.status if (record := done.of(cell)) else "-")
+            for cell in cells
+        ]
+        print("\n".join(columns([("cell", "part", "status"), *rows], terminal_width())))
         return 0
     return train(flags, ledger)
 
@@ -121,8 +125,8 @@ def repeat(flags: Study, names: Sequence[str]) -> int:
         ignored = "--" + others[0].replace("_", "-") if others else flags.name
         known = ", ".join("--" + name.replace("_", "-") for name in REPLAYED[1:])
         raise LabError(
-            f"{ignored} would have no effect: a replay runs what its folder says, on this machine "
-            f"and to its end. With --replay, only {known} can be given."
+            "A replay runs what its folder says, on this machine and to its end, so that "
+            f"{ignored} would have no effect. With --replay, only {known} can be given."
         )
     from normcontrol.lab.studies.opening import begin, find, open_folder
     from normcontrol.lab.study.replay import replay

@@ -8,12 +8,15 @@ shows the status that it is given, and does not know studies.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
+from normcontrol.lab.text import columns, printable
 from normcontrol.lab.training.loop import Status
 from normcontrol.lab.training.parallel import is_first
 
@@ -40,7 +43,7 @@ class Board:
 
     def __exit__(self, *_: object) -> None:
         if self.live:
-            self.live.update(self._table(), refresh=True)
+            self.live.update(self.table(), refresh=True)
             self.live.stop()
 
     def plan(self, *names: str) -> None:
@@ -55,35 +58,45 @@ class Board:
             started, first = time.monotonic(), status.step
         self.runs[name] = (status, started, first)
         if self.live:
-            self.live.update(self._table())
+            self.live.update(self.table())
         elif time.monotonic() - self._printed > QUIET or status.step == status.steps:
             self._printed = time.monotonic()
-            self.console.print(
-                "  ".join((name, *_cells(status, _left(status, started, first)))), highlight=False
-            )
+            step, loss, ratio, val, *rest = _cells(status, _left(status, started, first))
+            words = (printable(name), step, f"loss {loss}", f"ratio {ratio}", f"val {val}", *rest)
+            self.console.print(Text("  ".join(words)), soft_wrap=True)
 
-    def _table(self) -> Table:
+    def table(self) -> RenderableType:
+        """The table with bars if the terminal has room for it, else without them."""
+        headings = ("step", "loss", "norm ratio", "validation", "speed", "left")
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for column in ("run", "", "step", "loss", "norm ratio", "validation", "speed", "left"):
-            table.add_column(
-                column, no_wrap=True, justify="left" if column in ("run", "") else "right"
-            )
+        for heading in ("run", "", *headings):
+            side: JustifyMethod = "right" if heading in headings else "left"
+            table.add_column(heading, no_wrap=True, justify=side)
+        rows = []
         for name, (status, started, first) in self.runs.items():
-            if status is None:
-                table.add_row(name, ProgressBar(total=1, completed=0, width=20), *["-"] * 6)
-            else:
-                bar = ProgressBar(total=status.steps, completed=status.step, width=20)
-                table.add_row(name, bar, *_cells(status, _left(status, started, first)))
-        return table
+            cells = (
+                ["-"] * len(headings)
+                if status is None
+                else _cells(status, _left(status, started, first))
+            )
+            done, total = (0, 1) if status is None else (status.step, status.steps)
+            table.add_row(
+                Text(printable(name)), ProgressBar(total=total, completed=done, width=20), *cells
+            )
+            rows.append((name, *cells))
+        width, unlimited = self.console.width, self.console.options.update(width=10_000)
+        if self.console.measure(table, options=unlimited).maximum <= width:
+            return table
+        return Text("\n".join(columns([("run", *headings), *rows], width)), no_wrap=True)
 
 
-def _cells(status: Status, left: str) -> tuple[str, ...]:
+def _cells(status: Status, left: str) -> Sequence[str]:
     ratio = (
         f"{status.ratio:.3f}"
         if status.target is None
         else f"{status.ratio:.3f} of {status.target:.3f}"
     )
-    val = "-" if status.val_loss is None else f"val {status.val_loss:.4f}"
+    val = "-" if status.val_loss is None else f"{status.val_loss:.4f}"
     speed = f"{status.tokens_per_second:,.0f} tok/s" + (
         "" if status.mfu is None else f" (MFU {status.mfu:.0%})"
     )
