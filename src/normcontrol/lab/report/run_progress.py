@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rich.console import Console, JustifyMethod, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from normcontrol.lab.text import columns, printable
+from normcontrol.lab.text import columns, printable, wide
 from normcontrol.lab.training.loop import Status
 from normcontrol.lab.training.parallel import is_first
 
@@ -66,28 +66,23 @@ class Board:
             self.console.print(Text("  ".join(words)), soft_wrap=True)
 
     def table(self) -> RenderableType:
-        """The table with bars if the terminal has room for it, else without them."""
-        headings = ("step", "loss", "norm ratio", "validation", "speed", "left")
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading in ("run", "", *headings):
-            side: JustifyMethod = "right" if heading in headings else "left"
-            table.add_column(heading, no_wrap=True, justify=side)
-        rows = []
+        """A line for each run, with a bar at its end if the terminal has room for it."""
+        headings = ("run", "step", "loss", "norm ratio", "validation", "speed", "left")
+        rows, bars = [], []
         for name, (status, started, first) in self.runs.items():
-            cells = (
-                ["-"] * len(headings)
-                if status is None
-                else _cells(status, _left(status, started, first))
-            )
-            done, total = (0, 1) if status is None else (status.step, status.steps)
-            table.add_row(
-                Text(printable(name)), ProgressBar(total=total, completed=done, width=20), *cells
-            )
-            rows.append((name, *cells))
-        width, unlimited = self.console.width, self.console.options.update(width=10_000)
-        if self.console.measure(table, options=unlimited).maximum <= width:
-            return table
-        return Text("\n".join(columns([("run", *headings), *rows], width)), no_wrap=True)
+            left = "-" if status is None else _left(status, started, first)
+            rows.append((name, *(["-"] * 6 if status is None else _cells(status, left))))
+            bars.append((0, 1) if status is None else (status.step, status.steps))
+        lines = columns([headings, *rows], self.console.width)
+        room = min(20, self.console.width - max(map(wide, lines)) - 2)
+        if room < 5 or len(lines) > len(rows) + 1:
+            return Text("\n".join(lines), no_wrap=True)
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text(lines[0], no_wrap=True))
+        for line, (done, total) in zip(lines[1:], bars, strict=True):
+            bar = ProgressBar(total=total, completed=done, width=room)
+            table.add_row(Text(line, no_wrap=True), bar)
+        return table
 
 
 def _cells(status: Status, left: str) -> Sequence[str]:
