@@ -195,7 +195,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_run(config, tmp_path, 
     assert main(command(config, tmp_path / "out", "--arms", "adamc", "adamc")) == 1
     assert "each must differ from the others" in capsys.readouterr().err
     for more, sentence in (
-        (["--arms", "adamwn:steps=6"], "'AdamWN steps=6' would not be compared with the others"),
+        (["--arms", "adamwn:steps=6"], "'AdamWN steps=6' could not be compared with the others"),
         (["--arms", "adamc:rate=0.2"], "rate=0.2 would have no effect: AdamC takes no rate"),
         (["--arms", "adamw:init_seed=1"], "cannot have init_seed of its own"),
         (["--ratio", "2"], "ratio=2.0 would have no effect: every arm has its own"),

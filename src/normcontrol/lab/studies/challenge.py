@@ -161,8 +161,8 @@ def check_settings(settings: Mapping[str, Any], given: Sequence[str] = ()) -> No
         for key in arm.own:
             if key in BUDGET:
                 raise LabError(
-                    f"The arm {arm.name!r} would not be compared with the others: it has another "
-                    f"{key}. Give it to all arms, as --{key.replace('_', '-')}."
+                    f"The arm {arm.name!r} could not be compared with the others, since {key} "
+                    f"would differ. Give it to all arms, as --{key.replace('_', '-')}."
                 )
     for key in given:
         left = [c for arm, c in zip(arms, configs, strict=True) if key not in arm.changes]
