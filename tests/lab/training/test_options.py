@@ -39,13 +39,12 @@ def built(optimizer, **changes):
     """All that the optimizers of a config differ by, as text."""
     torch.manual_seed(0)
     config = Config(MODEL).with_(optimizer=optimizer, **changes)
-    return str(
-        [
-            [{**group, "params": [tuple(p.shape) for p in group["params"]]}]
-            for made in build(config, GPT.initialised(config.model, 64))
-            for group in made.param_groups
-        ]
-    )
+    made = build(config, GPT.initialised(config.model, 64))
+    groups = [dict(group) for one in made for group in one.param_groups]
+    for group in groups:
+        group["params"] = [tuple(p.shape) for p in group["params"]]
+        group["control"] = dict(group.get("control", {}))
+    return str(groups)
 
 
 def test_every_setting_of_the_optimizer_is_in_the_table():
