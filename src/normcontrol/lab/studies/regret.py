@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.study.claims import (
     NOT_RUN,
     NOT_SHOWN,
@@ -88,7 +87,7 @@ class Regrets:
             arm, _, where = cell.arm.partition(AT)
             here = (where or str(BASE), cell.seed)
             best[here] = min(record.value(), best.get(here, math.inf))
-            if _carried(cell):
+            if cell.part != TUNING:
                 losses[(arm, *here)] = record.value()
         return cls({key: _regret(loss, best[key[1:]]) for key, loss in losses.items()})
 
@@ -106,11 +105,6 @@ class Regrets:
 
 
 Summary = Callable[[list[float]], float]
-
-
-def _carried(cell: Cell) -> bool:
-    """True for a run with a setting that is carried over, False for a trial of the tuning."""
-    return cell.part != TUNING
 
 
 def _regret(loss: float, best: float) -> float:
@@ -154,11 +148,8 @@ def needs_no_tuning(evidence: Evidence) -> Finding:
     seeds = found.seeds((FIXED, TUNED), [BASE])
     if not seeds:
         return Finding(NOT_RUN)
-    gains = {dict(c.settings)["gain"] for c in evidence.cells if c.arm == TUNED and _carried(c)}
-    if gains == {GAIN}:
-        return Finding(
-            NOT_SHOWN, f"the tuned gain is {GAIN:g} itself: both arms are the same runs"
-        )
+    if _tuned_gain(evidence) == GAIN:
+        return Finding(NOT_SHOWN, f"the tuned gain is {GAIN:g} itself: both arms are the same runs")
     d = paired(*(found.over(arm, [BASE], seeds) for arm in (FIXED, TUNED)))
     numbers = f"{FIXED} minus {TUNED}: {d}, n = {d.n}"
     if d.half is None:
@@ -166,6 +157,11 @@ def needs_no_tuning(evidence: Evidence) -> Finding:
     if d.mean - d.half > 2 * MARGIN:
         return Finding(REFUTED, numbers)
     return Finding(SUPPORTED if d.mean + d.half < 2 * MARGIN else NOT_SHOWN, numbers)
+
+
+def _tuned_gain(evidence: Evidence) -> float:
+    carried = next(c for c in evidence.cells if c.arm == TUNED and c.part != TUNING)
+    return float(dict(carried.settings)["gain"])
 
 
 def claims(conditions: Sequence[Condition]) -> tuple[Claim, ...]:
