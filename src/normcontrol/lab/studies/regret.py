@@ -143,11 +143,13 @@ def _outcome(differences: Sequence[Difference]) -> str:
 
 
 def needs_no_tuning(evidence: Evidence) -> Finding:
-    """At the base, the untuned gain against the tuned one."""
+    """At the base, the untuned gain against the tuned one, if they are two gains."""
     found = Regrets.of(evidence)
     seeds = found.seeds((FIXED, TUNED), [BASE])
     if not seeds:
         return Finding(NOT_RUN)
+    if _tuned_gain(evidence) == GAIN:
+        return Finding(NOT_SHOWN, f"the tuned gain is {GAIN:g} itself: both arms are the same runs")
     d = paired(*(found.over(arm, [BASE], seeds) for arm in (FIXED, TUNED)))
     numbers = f"{FIXED} minus {TUNED}: {d}, n = {d.n}"
     if d.half is None:
@@ -155,6 +157,11 @@ def needs_no_tuning(evidence: Evidence) -> Finding:
     if d.mean - d.half > 2 * MARGIN:
         return Finding(REFUTED, numbers)
     return Finding(SUPPORTED if d.mean + d.half < 2 * MARGIN else NOT_SHOWN, numbers)
+
+
+def _tuned_gain(evidence: Evidence) -> float:
+    carried = next(c for c in evidence.cells if c.arm == TUNED and c.part != TUNING)
+    return float(dict(carried.settings)["gain"])
 
 
 def claims(conditions: Sequence[Condition]) -> tuple[Claim, ...]:
@@ -194,7 +201,8 @@ def claims(conditions: Sequence[Condition]) -> tuple[Claim, ...]:
     tuning = Claim(
         "no tuning",
         f"At the base, gain 0.8 ends within {2 * MARGIN:g} of the tuned gain.",
-        f"the interval of the paired difference lies above {2 * MARGIN:g}",
+        f"the interval of the paired difference lies above {2 * MARGIN:g}; if the tuned gain is "
+        f"{GAIN:g} itself, nothing is shown",
         needs_no_tuning,
     )
     return (*found, tuning)

@@ -25,8 +25,8 @@ from normcontrol.lab.training import checkpoint, parallel
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import (
     Stopwatch,
-    attention,
     choose,
+    fast_kernels,
     memory_advice,
     peak_flops,
     precision,
@@ -107,7 +107,7 @@ def train(
         begin(out, config)
     world.wait()
     lock = locked(out) if world.first else contextlib.nullcontext()
-    with lock, memory_advice(config), attention(device), interruptible() as interrupted:
+    with lock, memory_advice(config), fast_kernels(device), interruptible() as interrupted:
         cache, warm = cache or out.parent / "data", warm or Warm()
         return _train(config, out, world, device, dtype, display, interrupted, cache, warm)
 
@@ -169,8 +169,6 @@ def _train(
 
     # Computation: fp32 weights, bf16 autocast if chosen, and compiled on GPUs.
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
     compiled: Any = warm.compiled(model) if config.run.compile and device.type == "cuda" else model
     network = parallel.replicate(compiled, world, config.run.parallel, device)
     flops, peak = model.flops_per_token(), peak_flops(device)
