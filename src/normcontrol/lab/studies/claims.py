@@ -121,7 +121,8 @@ def cells(scale: str, done: Results) -> list[Cell]:
     )
     trials = len({c.trial for c in wanted if _same_rate(c, adamwn)})
     for arm, part in others(adamw, adamwn).items():
-        wanted += tuned(arm, part, trials, r, done)
+        first_seeds = r.seeds[:1] if part == "controls" else r.more
+        wanted += tuned(arm, part, trials, first_seeds, r, done)
     wanted += offsets(r, adamwn)
     return wanted + [c for cell in tried_once for c in seeded(cell, r.more, cell.part)]
 
@@ -264,26 +265,32 @@ def others(adamw: Cell, adamwn: Cell) -> dict[Cell, str]:
     }
 
 
-def tuned(arm: Cell, part: str, trials: int, r: Ranges, done: Results) -> list[Cell]:
-    """An arm tuned in its last setting by the first seed, and its best with every seed.
+def tuned(
+    arm: Cell, part: str, trials: int, seeds: tuple[int, ...], r: Ranges, done: Results
+) -> list[Cell]:
+    """An arm tuned in its last setting with some seeds, and its best with every seed.
 
     The value that it starts from and those around it, then one more at a time: as many as AdamWN
-    has, and at most two more while the best is at an edge.
+    has, and at most two more while the best is at an edge. A best value that is not at an edge gets
+    every seed at once.
     """
     key, value = arm.settings[-1]
     axes: dict[str, Any] = {name: [given] for name, given in arm.settings}
     around = r.ratio if key == "ratio" else (value * (1 / 3), value * 3.0)
     values = list(dict.fromkeys((value, *around)))
     tried: list[Cell] = []
+    more: list[Cell] = []
     while values:
-        tried += grid(arm.arm, arm.config, part=part, **{**axes, key: values}, seeds=r.seeds[:1])
-        if not done.done(tried):
-            return tried
-        found = one_more(tried, done)
-        wanted = len(tried) < trials or (found.beyond and len(tried) < trials + 2)
+        tried += grid(arm.arm, arm.config, part=part, seeds=seeds, **{**axes, key: values})
+        best = done.best(tried)
+        if not done.done(tried) or best is None:
+            break
+        found, count = one_more(tried, done), len(tried) // len(seeds)
+        wanted = count < trials or (found.beyond and count < trials + 2)
+        if not (wanted and found.beyond):
+            more += seeded(best, r.seeds, part)
         values = [found.value] if wanted else []
-    best = done.best(tried)
-    return tried if best is None else tried + seeded(best, r.seeds, part)
+    return tried + more
 
 
 def offsets(r: Ranges, adamwn: Cell) -> list[Cell]:

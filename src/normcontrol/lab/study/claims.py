@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from normcontrol.lab.study.comparison import Choice, Comparison, choose
-from normcontrol.lab.study.evidence import Evidence, Trial
+from normcontrol.lab.study.comparison import FACTOR, Choice, Comparison, choose
+from normcontrol.lab.study.evidence import Evidence
 from normcontrol.lab.study.statistics import LEVEL, Difference, holm
 
 SUPPORTED, REFUTED, NOT_SHOWN, NOT_RUN = "supported", "refuted", "not shown", "not run"
 
 ONE_SEED = "one seed has no interval"
+
+HOW = (
+    "Settings are chosen by some seeds and tested by the others. Nothing is shown about tuned arms "
+    "where a best value is at the edge of its grid, or where the numbers of trials differ by more "
+    f"than a factor of {FACTOR:g}. The claims of a study are tested together: p-values are "
+    "corrected by Holm."
+)
+"""How claims are decided, in words."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Finding:
 
     def text(self) -> str:
         """The numbers, and why nothing is shown if there is a reason beside them."""
-        reasons = f"not shown because {'; and because '.join(self.because)}"
+        reasons = f"Not shown because {'; and because '.join(self.because)}"
         return ". ".join(filter(None, (self.numbers, reasons if self.because else "")))
 
 
@@ -84,7 +92,7 @@ def lower(arm: str, than: str, same: str | None = None) -> Callable[[Evidence], 
     """The rule of most claims: supported if the interval of the paired difference lies below zero,
     refuted if it lies above, in the seeds by which neither arm was chosen.
 
-    If another trial of the other arm did better there, that one must be beaten as well. ``same``
+    If another trial of an arm did better there, it must be beaten as well. ``same``
     names a setting that the first arm may have only at values that the other arm tried too, so that
     both have the same freedom.
     """
@@ -136,12 +144,14 @@ def is_lower(compared: Comparison) -> Finding:
     found = compared.difference()
     if found is None or found.error is None:
         return _untested(compared, found)
-    numbers, below = _numbers(compared, found), found.chance_below()
+    numbers, below, above = _numbers(compared, found), found.chance_below(), found.chance_above()
     if ahead := compared.ahead():
         trial, against = ahead
         numbers += f"; minus {trial.settings}, which did better there: {against}, n = {against.n}"
         below = max(below, against.chance_below())
-    return decide(numbers, below, found.chance_above(), compared.unfair())
+    if ahead := compared.swapped().ahead():
+        above = max(above, ahead[1].chance_below())
+    return decide(numbers, below, above, compared.unfair())
 
 
 def _untested(compared: Comparison, found: Difference | None) -> Finding:
@@ -163,4 +173,5 @@ def chosen_by(compared: Comparison) -> str:
     used = sorted(compared.used & set(compared.common))
     if not used or not compared.fresh:
         return ""
-    return f" (chosen by seed{'s' * (len(used) > 1)} {', '.join(map(str, used))}, tested by others)"
+    seeds = f"seed{'s' * (len(used) > 1)} {', '.join(map(str, used))}"
+    return f", chosen by {seeds} and tested by others"

@@ -46,7 +46,7 @@ class Choice:
         it has if it has none of these), these seeds, and its difference to the chosen one."""
         found = []
         for trial in self.trials:
-            where = [seed for seed in seeds if seed in trial.seeds] or trial.seeds
+            where = [seed for seed in seeds if seed in trial.by_seed] or trial.seeds
             less = difference(trial, self.trial, seeds=where)
             if less is not None and less.mean < 0:
                 found.append((trial, where, less))
@@ -97,7 +97,7 @@ class Comparison:
     @property
     def common(self) -> list[int]:
         """The seeds of both chosen trials."""
-        return [seed for seed in self.one.trial.seeds if seed in self.other.trial.seeds]
+        return [seed for seed in self.one.trial.seeds if seed in self.other.trial.by_seed]
 
     @property
     def used(self) -> frozenset[int]:
@@ -117,6 +117,9 @@ class Comparison:
     def difference(self, key: str = "val_loss") -> Difference | None:
         """The paired difference; None without a seed in common, or if one of the runs diverged."""
         return difference(self.one.trial, self.other.trial, key, self.seeds)
+
+    def swapped(self) -> Comparison:
+        return Comparison(self.other, self.one)
 
     def ahead(self) -> tuple[Trial, Difference] | None:
         """The trial of the other arm that did better than its chosen one where the two arms are

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.study.records import Record, Results
@@ -41,7 +42,11 @@ class Trial:
 
     @property
     def seeds(self) -> list[int]:
-        return [cell.seed for cell in self.cells]
+        return list(self.by_seed)
+
+    @cached_property
+    def by_seed(self) -> dict[int, Record]:
+        return {c.seed: record for c, record in zip(self.cells, self.records, strict=True)}
 
     def setting(self, key: str) -> float:
         """The value of one of the settings that the arm tries several values of."""
@@ -49,12 +54,9 @@ class Trial:
         return value
 
     def values(self, key: str = "val_loss", seeds: Iterable[int] | None = None) -> list[float]:
-        wanted = self.seeds if seeds is None else list(seeds)
-        by_seed = {
-            cell.seed: record.value(key)
-            for cell, record in zip(self.cells, self.records, strict=True)
-        }
-        return [by_seed[seed] for seed in wanted]
+        return [
+            self.by_seed[seed].value(key) for seed in (self.by_seed if seeds is None else seeds)
+        ]
 
     def mean(self, key: str = "val_loss") -> float:
         return statistics.fmean(self.values(key))
@@ -85,8 +87,8 @@ def difference(
 ) -> Difference | None:
     """The difference of two trials over the seeds that both have, or over some of these; None if
     there are none, or if one of these runs diverged."""
-    both = [s for s in one.seeds if s in other.seeds]
-    wanted = both if seeds is None else [s for s in both if s in set(seeds)]
+    among = one.seeds if seeds is None else seeds
+    wanted = [s for s in among if s in one.by_seed and s in other.by_seed]
     values, against = one.values(key, wanted), other.values(key, wanted)
     if not wanted or not all(map(math.isfinite, (*values, *against))):
         return None

@@ -123,7 +123,19 @@ def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
 def average(values: Sequence[float]) -> Difference:
     """The mean of values that are differences already, one for each seed."""
     n, mean = len(values), statistics.fmean(values)
-    return Difference(n, mean, None if n < 2 else statistics.stdev(values) / math.sqrt(n))
+    if n < 2:
+        return Difference(n, mean, None)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return Difference(n, mean, math.sqrt(squares / (n - 1) / n))
+
+
+def any_of(chances: Sequence[float]) -> float:
+    """The p-value of "one of these holds": the smallest, times their number.
+
+    >>> any_of([0.5, 0.01])
+    0.02
+    """
+    return min(1.0, len(chances) * min(chances))
 
 
 def holm(chances: Sequence[float]) -> list[float]:

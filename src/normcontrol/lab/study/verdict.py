@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from normcontrol.lab.study.cells import Published, Study
-from normcontrol.lab.study.claims import NOT_RUN, Claim, Finding, chosen_by, together
+from normcontrol.lab.study.claims import (
+    NOT_RUN,
+    NOT_SHOWN,
+    Claim,
+    Finding,
+    chosen_by,
+    is_lower,
+    together,
+)
 from normcontrol.lab.study.comparison import Choice, Comparison, choose, in_words
 from normcontrol.lab.study.evidence import Evidence, Trial
 from normcontrol.lab.study.ledger import Ledger
@@ -350,7 +358,11 @@ def _comparison(row: Row, base: Row) -> str:
             f"{text}: not shown; {found.detectable:.4f} would have been detected in four of five "
             f"such studies{also}."
         )
-    return f"{text}: not shown, because {'; '.join(unfair)}." if unfair else f"{text}: shown."
+    if unfair:
+        return f"{text}: not shown, because {'; '.join(unfair)}."
+    if is_lower(compared).outcome == NOT_SHOWN:
+        return f"{text}: not shown, because another trial of the arm that ended higher did better."
+    return f"{text}: shown."
 
 
 def _tuning(row: Row, base: Row) -> str:

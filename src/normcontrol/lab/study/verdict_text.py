@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from normcontrol.lab.study.claims import HOW
 from normcontrol.lab.study.verdict import Verdict
 
 COUNTS = (1, 3, 6, 9)
@@ -22,6 +23,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
             yield from columns([headings, *verdict.best_of(COUNTS)])
     if verdict.findings:
         yield ""
+        yield HOW
         for says, outcome, numbers, refuted_if in verdict.claims():
             yield f"{outcome.upper():10} {says}"
             yield f"{'':10} Refuted if {refuted_if}."
