@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.study.claims import (
     NOT_RUN,
     NOT_SHOWN,
@@ -88,7 +89,7 @@ class Regrets:
             arm, _, where = cell.arm.partition(AT)
             here = (where or str(BASE), cell.seed)
             best[here] = min(record.value(), best.get(here, math.inf))
-            if cell.part != TUNING:
+            if _carried(cell):
                 losses[(arm, *here)] = record.value()
         return cls({key: _regret(loss, best[key[1:]]) for key, loss in losses.items()})
 
@@ -106,6 +107,11 @@ class Regrets:
 
 
 Summary = Callable[[list[float]], float]
+
+
+def _carried(cell: Cell) -> bool:
+    """True for a run with a setting that is carried over, False for a trial of the tuning."""
+    return cell.part != TUNING
 
 
 def _regret(loss: float, best: float) -> float:
@@ -158,11 +164,14 @@ def _at_an_edge(evidence: Evidence) -> list[str]:
 
 
 def needs_no_tuning(evidence: Evidence) -> Finding:
-    """At the base, the untuned gain against the tuned one."""
+    """At the base, the untuned gain against the tuned one, if they are two gains."""
     found = Regrets.of(evidence)
     every = found.seeds((FIXED, TUNED), [BASE])
     if not every:
         return Finding(NOT_RUN)
+    gains = {dict(c.settings)["gain"] for c in evidence.cells if c.arm == TUNED and _carried(c)}
+    if gains == {GAIN}:
+        return Finding(NOT_SHOWN, f"the tuned gain is {GAIN:g} itself: both arms are the same runs")
     seeds, because = tested(evidence, every)
     d = paired(*(found.over(arm, [BASE], seeds) for arm in (FIXED, TUNED)))
     numbers = f"{FIXED} minus {TUNED}: {d}, n = {d.n}"
@@ -208,7 +217,8 @@ def claims(conditions: Sequence[Condition]) -> tuple[Claim, ...]:
     tuning = Claim(
         "no tuning",
         f"At the base, gain 0.8 ends within {2 * MARGIN:g} of the tuned gain.",
-        f"the interval of the paired difference lies above {2 * MARGIN:g}",
+        f"the interval of the paired difference lies above {2 * MARGIN:g}; if the tuned gain is "
+        f"{GAIN:g} itself, nothing is shown",
         needs_no_tuning,
     )
     return (*found, tuning)

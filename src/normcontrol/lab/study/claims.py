@@ -84,7 +84,7 @@ def _corrected(found: Finding, chance: float, tests: int) -> Finding:
     found = replace(found, numbers=f"{found.numbers}; {words}")
     if found.outcome == NOT_SHOWN or chance <= LEVEL:
         return found
-    lost = f"{found.outcome} by itself, but not among {tests} claims that are tested together"
+    lost = f"it is {found.outcome} by itself, but not among {tests} claims that are tested together"
     return replace(found, outcome=NOT_SHOWN, because=(lost,))
 
 
