@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fakes import record
 
 from normcontrol.lab.study.cells import grid
@@ -30,6 +32,11 @@ def test_a_trial_is_chosen_by_the_first_third_of_the_seeds_and_tested_by_the_oth
     assert Comparison(found, found).fresh == [2, 3, 4, 5]
     assert choose(trials([3.0, 9.0], [4.0, 4.0])).seeds == {0}
     assert choose([]) is None
+
+
+def test_a_trial_that_diverged_in_a_later_seed_is_not_chosen():
+    found = choose(trials([3.0, 3.0, math.inf], [4.0, 4.0, 4.0]))
+    assert found.trial.setting("ratio") == 2.0
 
 
 def test_one_trial_has_nothing_to_choose_and_is_tested_by_every_seed():

@@ -69,7 +69,8 @@ class Choice:
 
 def choose(trials: Sequence[Trial], made: int | None = None) -> Choice | None:
     """The trial that represents an arm: of those with the most seeds, the one with the lowest loss
-    in the first third of the seeds that all trials have, at least one.
+    in the first third of the seeds that all trials have, at least one. A trial that diverged in any
+    seed is not chosen if there are others.
 
     ``made`` is the number of trials behind the choice, where it is not that of these trials.
     """
@@ -80,7 +81,7 @@ def choose(trials: Sequence[Trial], made: int | None = None) -> Choice | None:
     most = max(len(t.seeds) for t in trials)
     trial = min(
         (t for t in trials if len(t.seeds) == most),
-        key=lambda t: statistics.fmean(t.values(seeds=first or t.seeds)),
+        key=lambda t: (math.isinf(t.mean()), statistics.fmean(t.values(seeds=first or t.seeds))),
     )
     count = len(trials) if made is None else made
     used = () if count == 1 else first or trial.seeds
