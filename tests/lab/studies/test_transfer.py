@@ -179,8 +179,35 @@ def test_that_no_tuning_is_needed_is_supported_by_a_tuned_gain_that_is_hardly_be
 
 
 def test_the_claims_are_refuted_where_the_arms_are_equal():
-    found = outcomes(ledger())
+    found = outcomes(ledger("tiny"))  # four seeds beside that of the tuning
     assert {found[name] for name in ("set and forget", "on average", "lr", "width")} == {"refuted"}
+
+
+def test_the_seed_of_the_tuning_is_not_one_of_the_test():
+    """With seed 0 alone as bad as this, three seeds would show nothing."""
+
+    def outcome(cell):
+        unlucky = 0.5 if cell.seed == 0 and cell.config.optim.optimizer == "AdamWN" else 0.0
+        return record(cell, loss_of(cell, better=0.1) + unlucky)
+
+    found = {
+        claim.name: finding
+        for claim, finding in verdict.judge(FakeLedger(transfer.STUDY, outcome, "small")).findings
+    }
+    assert found["lr"].outcome == "supported"
+    assert "n = 2" in found["lr"].numbers
+
+
+def test_a_rival_tuned_to_the_edge_of_its_grid_is_not_beaten():
+    def outcome(cell):
+        o = cell.config.optim
+        lower = 0.02 * math.log(o.weight_decay / 3.0) if o.optimizer == "AdamW" else 0.0
+        return record(cell, loss_of(cell, better=0.3) - lower)
+
+    judged = verdict.judge(FakeLedger(transfer.STUDY, outcome, "small")).findings
+    finding = next(finding for claim, finding in judged if claim.name == "lr")
+    assert finding.outcome == "not shown"
+    assert "the decay of AdamW is at the edge of its grid (weight_decay=3)" in finding.text()
 
 
 def test_one_seed_shows_nothing_and_an_axis_that_was_not_run_is_not_judged():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from normcontrol.lab.study.claims import HOW
 from normcontrol.lab.study.verdict import Verdict
 from normcontrol.lab.text import columns, wrapped
 
@@ -24,6 +25,7 @@ def lines(verdict: Verdict, width: int | None = None) -> Iterator[str]:
             yield from columns([headings, *verdict.best_of(COUNTS)], width)
     if verdict.findings:
         yield ""
+        yield HOW
         for says, outcome, numbers, refuted_if in verdict.claims():
             said = [says, f"Refuted if {refuted_if}.", *([numbers] if numbers else [])]
             inner = None if width is None else max(width - 11, 20)
