@@ -65,10 +65,10 @@ class FoldedStepper(PlainStepper):
             super().multiply_(s, scale)
         elif not folded.skipped:
             wanted = scale.item()
+            guess = torch.tensor(next_scale(wanted, folded.last), dtype=torch.float32)
             missed = wanted / folded.factor
             if abs(missed - 1) > TOLERANCE:
                 self.multiply_local_(s, torch.tensor(missed, dtype=torch.float32))
-            guess = torch.tensor(next_scale(wanted, folded.last), dtype=torch.float32)
             folded.last, folded.guess = wanted, guess.item()
 
     def hand_over(self) -> None:
