@@ -67,7 +67,7 @@ def test_a_step_that_is_refused_or_whose_closure_raises_changes_nothing(order):
     with pytest.raises(ZeroDivisionError):
         opt.step(lambda: 1 / 0)
     opt.param_groups[0]["ratio"] = lambda step: -1.0
-    with pytest.raises(ValueError, match="is -1 at step 3: .* this step was not made"):
+    with pytest.raises(ValueError, match=r"is -1 at step 3: .* this step was not made"):
         opt.step()
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
     assert opt.clock.step.item() == opt.clock.calls == 2
@@ -256,6 +256,18 @@ def test_tensors_that_the_kernels_cannot_handle_go_to_torch_and_the_report_says_
     p.grad = torch.ones(4, 6, device=DEVICE)
     opt.step()
     assert opt.implementation == "Triton kernels"
+
+
+@here
+def test_parameters_that_share_memory_go_to_torch():
+    """One kernel steps all tensors at once: two that are the same would be stepped once."""
+    p = tensors([100])[0]
+    opt = kernels([p, nn.Parameter(p.detach())])
+    for q in opt.param_groups[0]["params"]:
+        q.grad = torch.ones_like(q)
+    with pytest.warns(UserWarning, match="since two parameters share memory"):
+        opt.step()
+    assert "two parameters share memory" in opt.report()
 
 
 @here

@@ -25,6 +25,7 @@ from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.state import state_of
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
 from normcontrol.steppers.tables import BLOCK, Bucket
+from normcontrol.weights.memory import overlaps
 
 try:
     import triton
@@ -175,6 +176,8 @@ class Plan:
         self.without_gradient = without_gradient
         stepped = [p for b in self.buckets for p in b.params]
         self.params = local_tensors(stepped)
+        if overlaps(self.params):
+            raise Unfit("two parameters share memory")
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.on_device: Any = torch.no_grad()
         if device.type == "cuda":
