@@ -168,7 +168,8 @@ class NormControl(Wrapper):
         """Make one step of the optimizer and one of the controller."""
         if (self._fresh or not torch.compiler.is_compiling()) and self._is_dry_run():
             return self.stepper.optimizer_step(closure, NO_SCALER)
-        scaler, loss, stepper, counted = NO_SCALER, None, self.stepper, 0
+        scaler, loss, stepper = NO_SCALER, None, self.stepper
+        counted: Tensor | int = 0
         fresh, calls = self._fresh, self.clock.calls
         self._refresh()
         if "found_inf" in self.__dict__:

@@ -57,6 +57,10 @@ def test_an_overflow_step_changes_nothing(order):
     assert all(torch.isfinite(p).all() for p in params)
 
 
+def bad_at_step_3(step):
+    return torch.where(step == 3, -1.0, 1.0)
+
+
 @here
 @pytest.mark.parametrize("order", ["after", "before"])
 def test_a_step_that_is_refused_or_whose_closure_raises_changes_nothing(order):
@@ -66,7 +70,7 @@ def test_a_step_that_is_refused_or_whose_closure_raises_changes_nothing(order):
     before = [p.detach().clone() for p in params]
     with pytest.raises(ZeroDivisionError):
         opt.step(lambda: 1 / 0)
-    opt.param_groups[0]["ratio"] = lambda step: -1.0
+    opt.param_groups[0]["control"]["ratio"] = bad_at_step_3
     with pytest.raises(ValueError, match=r"is -1 at step 3: .* this step was not made"):
         opt.step()
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
