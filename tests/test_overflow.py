@@ -23,17 +23,18 @@ SETTINGS = {
 
 def trained(make, settings, overflows: set[int]) -> tuple[list[torch.Tensor], list[dict]]:
     """Weights and the controller's entries after five steps; some are tried once more first, with
-    an overflow."""
+    an overflow. Without any, there is no GradScaler."""
     generator = torch.Generator().manual_seed(0)
     params = [nn.Parameter(torch.randn(n, 3, generator=generator)) for n in (2, 4)]
     opt = make(params, **settings)
     for t in range(5):
         for p in params:
             p.grad = torch.randn(p.shape, generator=generator)
-        opt.grad_scale = torch.ones(())
         for overflow in [1.0, 0.0] if t in overflows else [0.0]:
-            opt.found_inf = torch.tensor(overflow)
+            if overflows:
+                opt.grad_scale, opt.found_inf = torch.ones(()), torch.tensor(overflow)
             opt.step()
+            assert not {"grad_scale", "found_inf"} & opt.optimizer.__dict__.keys()
     entries = [group["control"] for group in opt.state_dict()["param_groups"]]
     return [p.detach() for p in params], [
         {key: value for key, value in entry.items() if isinstance(value, torch.Tensor)}

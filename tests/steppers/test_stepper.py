@@ -11,7 +11,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from normcontrol import NormControl
+from normcontrol import AdamWN, NormControl
+from normcontrol.groups.sets import usable
+from normcontrol.steppers.stepper import next_scale
 
 
 @pytest.fixture
@@ -81,3 +83,30 @@ def test_a_step_that_was_put_in_place_of_the_optimizers_own_is_called():
     inner.step = lambda closure=None: calls.append(closure)
     NormControl(inner).step()
     assert calls == [None]
+
+
+def test_a_guess_far_from_one_is_not_made():
+    assert next_scale(0.5, 0.75) == next_scale(0.25, 0.5) == next_scale(1.5, 1.0) == 1.0
+    assert next_scale(0.75, 0.875) == 0.625
+
+
+def test_weights_stay_as_they_are_where_the_norm_or_the_scale_is_not_finite():
+    inf, nan = float("inf"), float("nan")
+    norm = torch.tensor([1.0, inf, nan, 1.0, 1.0])
+    scale = torch.tensor([0.5, 0.5, 0.5, inf, nan])
+    assert usable(scale, norm, None).tolist() == [0.5, 1.0, 1.0, 1.0, 1.0]
+    assert usable(scale, norm, torch.ones(())).tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize(("dtype", "sets"), [(torch.float32, 1), (torch.bfloat16, 0)])
+def test_only_float32_is_folded(dtype, sets):
+    opt = AdamWN([Parameter(torch.ones(3, 3, dtype=dtype))], fused=True)
+    assert len(opt.stepper.folded) == sets
+
+
+def test_the_norm_of_every_part_is_that_of_the_weights_after_the_step():
+    p, q = weight(), weight()
+    opt = NormControl(torch.optim.SGD([p, q], lr=0.1), ratio=2.0, rate=0.5)
+    opt.step()
+    expected = [p.detach().norm().item(), q.detach().norm().item()]
+    assert opt.sets[0].part_norms().tolist() == pytest.approx(expected)

@@ -303,11 +303,9 @@ class Plan:
     def norms_of(self, s: WeightSet) -> Tensor:
         """Return the norms of a set: from the Adam pass of this step, or measured before it."""
         mine, buckets = self.slots[s]
-        if s.settings["order"] != "before":
-            return self.norms[mine]
-        for b in buckets:
+        for b in buckets if s.settings["order"] == "before" else ():
             self._norms(b, b.ps, b.params[0].dtype, b.slot_table, self.norms)
-        return self.norms[mine].clone()  # norms() reports them until the next step measures again
+        return self.norms[mine]
 
     def multiply_(self, s: WeightSet, scale: Tensor, clock: Tensor) -> None:
         """Multiply a set: in the Adam pass that follows, or by correcting the guess of the last."""
