@@ -59,7 +59,7 @@ class AtInflection:
         mean, sample, difference, started = self.memory.unbind()
         square = norm.square()
         mixed = torch.where(step == 1, square, DECAY * mean + (1 - DECAY) * square)
-        mean.copy_(mixed if made is True else torch.where(made, mixed, mean))
+        mean.copy_(torch.where(made, mixed, mean) if isinstance(made, Tensor) else mixed)
         sampled = (step % SAMPLED_EVERY == 0) & made
         is_concave = mean - sample < difference
         now = sampled & (step >= FIRST * SAMPLED_EVERY) & is_concave & (started == 0)
