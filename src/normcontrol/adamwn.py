@@ -23,6 +23,7 @@ from normcontrol.steppers.folded import FoldedStepper
 from normcontrol.steppers.fused import FusedStepper, why_not
 from normcontrol.steppers.stepper import PlainStepper
 from normcontrol.warn import warn_once
+from normcontrol.wrapper import not_compiled
 
 
 class AdamWN(NormControl):
@@ -53,6 +54,7 @@ class AdamWN(NormControl):
     2.0
     """
 
+    @not_compiled
     def __init__(
         self,
         params: ParamsT,
@@ -168,7 +170,7 @@ def replace_decay(adam: torch.optim.AdamW, weight_decay: float, marks: list[Any]
             "decay",
             f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are "
             "controlled, and its value is not used. The norm is set by ratio= and rate=.",
-            stacklevel=3,
+            stacklevel=4,
         )
     for group in groups:
         group["weight_decay"] = 0.0

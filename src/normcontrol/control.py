@@ -41,24 +41,22 @@ from normcontrol.groups.state import (
 from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper
 from normcontrol.target import TARGETS
-from normcontrol.wrapper import Wrapper
+from normcontrol.wrapper import Wrapper, not_compiled
 
 BUILT = ("sets", "stepper", "sharing", "_trainable", "_seen", "_has_shards", *Scaler._fields)
 """Attributes of a controller that are built again, not pickled."""
 
 
-def control_(
-    s: WeightSet, stepper: Stepper, clock: Clock, skip: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def control_(s: WeightSet, stepper: Stepper, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weight norm control of one set, in place: equation 3 of the paper for the proportional law.
 
     ``skip`` is GradScaler's ``found_inf``. Returns the target and the scale. The laws are in
     ``law.py``; a stepper may have multiplied by a guess already, see its contract.
     """
-    norm = stepper.measure(s)  #                        ||theta_t||
-    target = s.target(clock)  #                         r_t ||theta_0||
-    scale = s.apply_law(norm, target, clock, skip)  #   1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
-    stepper.multiply_(s, scale)  #                      theta_t <- scale * theta_t
+    norm = stepper.measure(s)  #                     ||theta_t||
+    target, rate = s.goal  #                         r_t ||theta_0||, k_t
+    scale = s.apply_law(norm, target, rate, skip)  # 1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
+    stepper.multiply_(s, scale)  #                   theta_t <- scale * theta_t
     return target.detach(), scale.detach()
 
 
@@ -114,6 +112,7 @@ class NormControl(Wrapper):
     stepper: Stepper
     """How steps are carried out."""
 
+    @not_compiled
     def __init__(
         self,
         optimizer: Optimizer,
@@ -159,7 +158,7 @@ class NormControl(Wrapper):
             self._build()
         self._zero_hook = refuse_zero_redundancy(self) if norm_group is None else None
         if not self.sets:
-            warnings.warn(NOTHING_CONTROLLED, stacklevel=2)
+            warnings.warn(NOTHING_CONTROLLED, stacklevel=3)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -169,34 +168,45 @@ class NormControl(Wrapper):
         """Make one step of the optimizer and one of the controller."""
         if (self._fresh or not torch.compiler.is_compiling()) and self._is_dry_run():
             return self.stepper.optimizer_step(closure, NO_SCALER)
-        self._refresh()
         scaler, loss, stepper = NO_SCALER, None, self.stepper
+        counted: Tensor | int = 0
+        fresh, calls = self._fresh, self.clock.calls
+        self._refresh()
         if "found_inf" in self.__dict__:
             scaler = Scaler(self.__dict__.get("grad_scale"), self.found_inf.reshape(()))
-        if closure is not None:
-            before = any(s.order == "before" for s in self.sets)
-            if before or stepper.needs_gradients:
-                with torch.enable_grad():
-                    loss, closure = closure(), None
-        if stepper.needs_gradients:
-            stepper.begin()
-
-        self._count(scaler.found_inf)
-        self._control("before", scaler.found_inf)
-        stepped = stepper.step(closure, scaler)
+        try:
+            if closure is not None:
+                before = any(s.order == "before" for s in self.sets)
+                if before or stepper.needs_gradients:
+                    with torch.enable_grad():
+                        loss, closure = closure(), None
+            counted = self._count(scaler.found_inf)
+            if stepper.needs_gradients:
+                stepper.begin()
+            with torch.set_grad_enabled(self.optimizer.defaults.get("differentiable", False)):
+                for s in self.sets:
+                    s.choose_goal(self.clock)
+            self._control("before", scaler.found_inf)
+            stepped = stepper.step(closure, scaler)
+        except BaseException:  # such as an error in the closure: this step was not made
+            self._fresh, self.clock.calls = fresh, calls
+            self.clock.step.sub_(counted)
+            raise
         self._control("after", scaler.found_inf)
         return stepped if loss is None else loss
 
-    def _count(self, found_inf: Tensor | None) -> None:
+    def _count(self, found_inf: Tensor | None) -> Tensor | int:
         """Count a step, in place and on its device; on the host if the host can know it."""
         clock = self.clock
-        clock.step.add_(1 if found_inf is None else (found_inf == 0).to(clock.step))
+        counted = 1 if found_inf is None else (found_inf == 0).to(clock.step)
+        clock.step.add_(counted)
         if torch.compiler.is_compiling():
             clock.known = False
         else:
             captured = clock.step.is_cuda and torch.cuda.is_current_stream_capturing()
             clock.known = clock.known and found_inf is None and not captured
             clock.calls += 1
+        return counted
 
     def _control(self, order: str, found_inf: Tensor | None) -> None:
         """Control the sets of this order."""
@@ -208,7 +218,7 @@ class NormControl(Wrapper):
                 self.stepper.sum_over_ranks(sets)
             for s in sets:
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
-                s.last = control_(s, self.stepper, self.clock, skip)
+                s.last = control_(s, self.stepper, skip)
                 if s.start is not None:
                     s.update_reference(self.clock, skip)
 
@@ -248,33 +258,22 @@ class NormControl(Wrapper):
             self.param_groups.pop()
             raise
 
-    @torch.compiler.disable
-    def state_dict(self) -> dict[str, Any]:
+    def pack(self) -> dict[str, Any]:
         """Return the optimizer's state and groups, with the controller's entry: plain data."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
         self._hand_over()
-        packed = self.optimizer.state_dict()
+        packed = super().pack()
         packed["param_groups"] = [saved(group) for group in packed["param_groups"]]
-        for after in self._optimizer_state_dict_post_hooks.values():
-            packed = after(self, packed) or packed
         return packed
 
-    @torch.compiler.disable
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
-        state_dict = state_dict.copy()
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
         groups, step = restored_groups(state_dict["param_groups"], self.param_groups)
         step = step.detach().to(self.clock.step, copy=True)
-        self.optimizer.load_state_dict({**state_dict, "param_groups": groups})
+        super().unpack({**state_dict, "param_groups": groups})
         self._set_step(step)
         self.clock.calls, self.clock.known = int(step.item()), True
         self._fresh = self.clock.calls == 0
         self._build()
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
 
     @property
     def norm_group(self) -> Any:

@@ -65,6 +65,10 @@ class WeightSet:
             name for name, unused in MECHANISMS.items() if self.settings[name] != unused
         }
         """The optional mechanisms that are in use."""
+        self.goal: tuple[Tensor, Tensor | float] = self.unit, 0.0
+        """The target and the rate of the current step: ``r_t ||theta_0||`` for a ratio, and k_t."""
+        self.length = self.unit
+        """The length of the optimizer's update, if ``relative_step`` gives it one."""
         self.before: list[Tensor] = []
         """The weights before the optimizer's step, if a mechanism needs them."""
         self.parts: Tensor | None = None
@@ -88,24 +92,26 @@ class WeightSet:
         """Whether other ranks may have weights of this set that this rank cannot see."""
         return self.shards is not None and self.shards.norm_group is not None
 
-    def target(self, clock: Clock) -> Tensor:
-        """Return the target norm at this step: ``r_t ||theta_0||`` for a ratio."""
-        return self.value(self.kind, clock, math.inf) * self.unit
+    def choose_goal(self, clock: Clock) -> None:
+        """Evaluate the target and the rate of this step; the rate is 0 before the start.
 
-    def apply_law(
-        self, norm: Tensor, target: Tensor, clock: Clock, skip: Tensor | None = None
-    ) -> Tensor:
-        """Return the scale that the law chooses at this step's rate."""
-        return usable(self.law(norm, target, self.rate(clock, skip)), norm, skip)
-
-    def rate(self, clock: Clock, skip: Tensor | None) -> Tensor | float:
-        """Return the rate at this step: 0 before the start, and in a step that is skipped."""
+        A value that cannot be is refused here, before the step changes anything.
+        """
         rate = self.value("rate", clock, 1.0)
         if self.start is not None:
             rate = torch.where(self.start.is_active(clock.step), rate, 0.0)
-        if skip is not None:  # an overflow must not change the memory of a law
+        target = self.value(self.kind, clock, math.inf) * self.unit
+        if "relative_step" in self.mechanisms:
+            self.length = self.value("relative_step", clock, math.inf) * target
+        self.goal = target, rate
+
+    def apply_law(
+        self, norm: Tensor, target: Tensor, rate: Tensor | float, skip: Tensor | None = None
+    ) -> Tensor:
+        """Return the scale that the law chooses; a skipped step must not change its memory."""
+        if skip is not None:
             rate = torch.where(skip == 0, rate, 0.0)
-        return rate
+        return usable(self.law(norm, target, rate), norm, skip)
 
     def value(self, name: str, clock: Clock, most: float) -> Tensor | float:
         """Return a setting's value at this step.
@@ -131,22 +137,20 @@ class WeightSet:
         if not 0.0 <= value <= most:
             raise ValueError(
                 f"{name}={given!r} is {value:g} at step {clock.calls}: it must stay within "
-                f"[0, {most:g}]. Correct the schedule; the weights were not scaled at this step."
+                f"[0, {most:g}]. Correct the schedule; this step was not made."
             )
         return value
 
     def resize_update_(self, clock: Clock) -> None:
         """Give the optimizer's last update the length that ``relative_step`` asks for."""
-        part = self.value("relative_step", clock, math.inf)
-        length = part * self.value(self.kind, clock, math.inf) * self.unit
-        resize_(self.params, self.before, self.scope, length, clock.step)
+        resize_(self.params, self.before, self.scope, self.length, clock.step)
 
     def update_reference(self, clock: Clock, skip: Tensor | None) -> None:
         """Store the current norms as the reference of the parts whose control starts now."""
         if self.start is None or self.parts is None:
             return
-        now = self.start.starts_now(self.scope.join(self.parts), clock.step)
-        now = now if skip is None else now & (skip == 0)
+        made = True if skip is None else skip == 0
+        now = self.start.starts_now(self.scope.join(self.parts), clock.step, made)
         self.initial.copy_(torch.where(now, self.parts, self.initial))
         self.unit.copy_(self.scope.join(self.initial))
         pieces = self.initial.split([len(norms) for norms in self._stored])
