@@ -31,9 +31,9 @@ class AtStep:
         """True if the norm is controlled at this step."""
         return step > self.at
 
-    def starts_now(self, norm: Tensor, step: Tensor) -> Tensor:
+    def starts_now(self, norm: Tensor, step: Tensor, skip: Tensor | None = None) -> Tensor:
         """True if the norm of this step becomes the reference."""
-        return step == self.at
+        return is_made(step == self.at, skip)
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,27 @@ class AtInflection:
         """True where the start has happened."""
         return self.memory[3] > 0
 
-    def starts_now(self, norm: Tensor, step: Tensor) -> Tensor:
-        """Update the memory with this step's norm. True where the start happens at this step."""
+    def starts_now(self, norm: Tensor, step: Tensor, skip: Tensor | None = None) -> Tensor:
+        """Update the memory with this step's norm. True where the start happens at this step.
+
+        A step that is skipped is not counted and must not be sampled a second time.
+        """
         mean, sample, difference, started = self.memory.unbind()
         square = norm.square()
-        mean.copy_(torch.where(step == 1, square, DECAY * mean + (1 - DECAY) * square))
-        sampled = step % SAMPLED_EVERY == 0
+        new = torch.where(step == 1, square, DECAY * mean + (1 - DECAY) * square)
+        mean.copy_(new if skip is None else torch.where(skip == 0, new, mean))
+        sampled = is_made(step % SAMPLED_EVERY == 0, skip)
         is_concave = mean - sample < difference
         now = sampled & (step >= FIRST * SAMPLED_EVERY) & is_concave & (started == 0)
         difference.copy_(torch.where(sampled, mean - sample, difference))
         sample.copy_(torch.where(sampled, mean, sample))
         started.copy_(torch.where(now, 1.0, started))
         return now
+
+
+def is_made(condition: Tensor, skip: Tensor | None) -> Tensor:
+    """Return the condition, and False in a step that GradScaler skips."""
+    return condition if skip is None else condition & (skip == 0)
 
 
 def check_start(given: Any) -> None:

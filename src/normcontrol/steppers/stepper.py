@@ -152,7 +152,7 @@ class PlainStepper(Stepper):
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         for s in self.watched:
-            s.before = [p.detach().clone() for p in s.params]
+            s.before = [local(p.detach()).clone() for p in s.params]
         if self.clip is not None and self.clip.max_norm is not None:
             self.clip_gradients_(self.clip, scaler)
         loss = self.optimizer_step(closure, scaler)
@@ -167,13 +167,14 @@ class PlainStepper(Stepper):
 
     def multiply_local_(self, s: WeightSet, scale: Tensor) -> None:
         step = self.clock.step
+        params = s.params if s.shards is None else [local(p) for p in s.params]
+        if not params:
+            return
         if "cautious" in s.mechanisms:
-            multiply_cautiously_(s.params, s.before, s.scope, scale, step)
-        elif s.shards is None:
-            multiply_(s.params, s.scope, scale, step)
-        elif s.params:
-            shards = [local(p) for p in s.params]
-            multiply_(shards, s.scope, scale, step, s.shards.positions)
+            multiply_cautiously_(params, s.before, s.scope, scale, step)
+        else:
+            positions = None if s.shards is None else s.shards.positions
+            multiply_(params, s.scope, scale, step, positions)
 
     @torch.no_grad()
     def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
