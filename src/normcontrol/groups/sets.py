@@ -61,6 +61,9 @@ class WeightSet:
         self.unit = TARGETS[self.kind](self.scope.join(self.initial), self._unit_norms())
         """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
         self.law, self.start = self._law(), self._start()
+        for schedule in (self.settings[self.kind], self.settings["rate"]):
+            if isinstance(schedule, trace):  # its table must exist before a graph is captured
+                schedule.value(self.initial.new_zeros(()))
         self.mechanisms = {
             name for name, unused in MECHANISMS.items() if self.settings[name] != unused
         }

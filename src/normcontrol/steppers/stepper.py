@@ -23,6 +23,7 @@ from normcontrol.groups.clock import Clock
 from normcontrol.groups.sets import WeightSet
 from normcontrol.mechanisms.update import multiply_cautiously_
 from normcontrol.steppers.clip import Clip
+from normcontrol.steppers.split_weights import refuse_split_weights
 from normcontrol.weights.passes import multiply_
 
 Closure = Callable[[], float]
@@ -74,6 +75,11 @@ class Stepper(ABC):
     """Whether :meth:`begin` must be called when the gradients are known, before anything else."""
     reason: str | None = None
     """Why the Triton kernels do not carry out the steps; None if they do."""
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped within the step."""
+        return False
 
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         """Take over new sets: at construction, and after groups or trained tensors changed."""
@@ -145,10 +151,15 @@ class PlainStepper(Stepper):
     ) -> None:
         self.optimizer, self.clock, self.clip, self.reason = optimizer, clock, clip, reason
 
+    @property
+    def clips(self) -> bool:
+        return self.clip is not None and self.clip.max_norm is not None
+
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         super().prepare(sets, sharing)
         self.gradient_norm = GradientNorm(sharing)
         self.watched = [s for s in sets if s.mechanisms & {"relative_step", "cautious"}]
+        refuse_split_weights(self.optimizer, sets)
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         for s in self.watched:
@@ -156,6 +167,8 @@ class PlainStepper(Stepper):
         if self.clip is not None and self.clip.max_norm is not None:
             self.clip_gradients_(self.clip, scaler)
         loss = self.optimizer_step(closure, scaler)
+        if self.clock.calls == 1 and not torch.compiler.is_compiling():  # the state exists now
+            refuse_split_weights(self.optimizer, self.sets)
         for s in self.watched:
             if "relative_step" in s.mechanisms:
                 s.resize_update_(self.clock)
