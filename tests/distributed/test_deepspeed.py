@@ -191,6 +191,8 @@ def test_zero_steps_the_groups_one_by_one_and_trains_as_one_process():
 def test_zero_on_one_process_needs_no_norm_group_and_refuses_what_it_cannot_see():
     zero = Zero(2)
     for step in range(STEPS):
+        if step == HALF:
+            zero.load(zero.saved(), zero.weights)
         zero.step(step)
     for t, p in zip(zero.weights, on_one_process(), strict=True):
         assert relative(t, p) < 1e-6
@@ -203,8 +205,12 @@ def test_zero_on_one_process_needs_no_norm_group_and_refuses_what_it_cannot_see(
         opt.param_groups[0]["params"] = [flat]
         with pytest.raises(ValueError, match="its tensors were replaced, as ZeRO replaces them"):
             opt.step()
-    params = weights()
-    opt = AdamWN(params)  # the matrices, which a vector is not
+    named = [(str(i), p) for i, p in enumerate(weights())]
+    opt = AdamWN(named, controlled=lambda name, p: name == "0")
+    opt.param_groups[0]["params"] = [nn.Parameter(torch.ones(8))]
+    with pytest.raises(ValueError, match=r"selects 0 by name, but the 4 tensors.*replaced by 1"):
+        opt.step()
+    opt = AdamWN(weights())  # the matrices, which a vector is not
     opt.param_groups[0]["params"] = [nn.Parameter(torch.ones(8))]
     opt.param_groups[0]["params"][0].grad = torch.ones(8)
     with pytest.raises(ValueError, match=r"constructed with 2 norms to control.*now finds 0"):
