@@ -375,7 +375,7 @@ class NormControl(Wrapper):
         if not is_usual:
             if not self._turns.include(groups, self.sets, self.stepper.clips):
                 return False
-            if not self._fresh and (self._norm_group is not None or self._turns.hide(groups)):
+            if not self._fresh and (self._norm_group is not None or self._turns.hidden(groups)):
                 check_pieces(groups, self.sets)
                 self._build()
         for group in groups:

@@ -169,6 +169,11 @@ def refusals(together: dict[str, Any]) -> None:
     refused("parameter of DeepSpeed's ZeRO-3.*scope='global'", 3, True, scope="tensor", **together)
     matrices = {"controlled": "matrices"}
     refused("parameter of DeepSpeed's ZeRO-3.*controlled=True", 3, True, rest=matrices, **together)
+    if dist.get_world_size() > 1:  # while its values are gathered, a parameter looks whole
+        gathered = nn.Parameter(torch.ones(2, 2))
+        gathered.ds_id = 0
+        with pytest.raises(ValueError, match="a tensor that DeepSpeed's ZeRO-3 splits"):
+            AdamWN([gathered])
     # Several controlled groups, pieces of one, and clipping within a step need all tensors at once.
     for scope in ("global", "group"):
         rest = {"controlled": True}

@@ -60,7 +60,7 @@ def check_recognised(
 def _check_marks(names: Sequence[str], params: Sequence[Tensor]) -> None:
     for mark, kind in MARKS.items():
         for name, p in zip(names, params, strict=True):
-            if getattr(p, mark, False):
+            if getattr(p, mark, False) is not False:  # the first ds_id is 0
                 raise ValueError(
                     f"{name} is this rank's shard of {kind}, and its norm is not that of the "
                     f"whole. {ADVICE}."

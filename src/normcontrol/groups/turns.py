@@ -36,9 +36,9 @@ class Turns:
         pairs = zip(before, after, strict=True)
         self.known = [new for old, new in pairs if _is_in(old, self.known)]
 
-    def hide(self, groups: Sequence[Group]) -> bool:
-        """Return whether a call with these groups leaves out some that have tensors."""
-        return not all(_is_in(g, groups) and g["params"] for g in self.known)
+    def hidden(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with tensors that a call of ``step`` with these groups leaves out."""
+        return [g for g in self.known if not g["params"] or not _is_in(g, groups)]
 
     def include(self, groups: Sequence[Group], sets: Sequence[WeightSet], clips: bool) -> bool:
         """Return whether a call of ``step`` with these groups steps the controlled weights.
@@ -47,7 +47,7 @@ class Turns:
         the gradients of some groups only.
         """
         shown = [group for group in groups if group["params"]]
-        hidden = [group for group in self.known if not _is_in(group, shown)]
+        hidden = self.hidden(groups)
         controlled = [group for s in sets for group in s.groups]
         away = [group for group in controlled if _is_in(group, hidden)]
         if hidden and clips:
