@@ -38,6 +38,7 @@ from normcontrol.groups.state import (
     take_over_edits,
     unchanged_on_error,
 )
+from normcontrol.groups.turns import Turns, check_pieces
 from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper
 from normcontrol.target import TARGETS
@@ -146,6 +147,7 @@ class NormControl(Wrapper):
         super().__init__(optimizer)
         self._settings, self._make_stepper = settings, stepper or PlainStepper
         self._norm_group, self._norm_group_lost = norm_group, False
+        self._turns = Turns()
         self._fresh = True  # whether the reference is still to be taken at the first step
         device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
         self.clock = Clock(torch.zeros((), dtype=torch.int64, device=device))
@@ -166,8 +168,9 @@ class NormControl(Wrapper):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make one step of the optimizer and one of the controller."""
-        if (self._fresh or not torch.compiler.is_compiling()) and self._is_dry_run():
-            return self.stepper.optimizer_step(closure, NO_SCALER)
+        if (self._fresh or not torch.compiler.is_compiling()) and not self._is_ours():
+            given = (self.__dict__.get(name) for name in Scaler._fields)
+            return self.stepper.optimizer_step(closure, Scaler(*given))
         scaler, loss, stepper = NO_SCALER, None, self.stepper
         counted: Tensor | int = 0
         fresh, calls = self._fresh, self.clock.calls
@@ -239,10 +242,7 @@ class NormControl(Wrapper):
         return readings(self.sets, self.param_groups, self.clock)
 
     def report(self) -> str:
-        """Return a table of the controlled tensors, with their norms and targets.
-
-        It waits for the device.
-        """
+        """Return a table of the controlled tensors with norms and targets. Waits for the device."""
         from normcontrol.watch.report import report
 
         return report(self)
@@ -269,7 +269,9 @@ class NormControl(Wrapper):
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
         groups, step = restored_groups(state_dict["param_groups"], self.param_groups)
         step = step.detach().to(self.clock.step, copy=True)
+        before = self.param_groups
         super().unpack({**state_dict, "param_groups": groups})
+        self._turns.replace(before, self.param_groups)
         self._set_step(step)
         self.clock.calls, self.clock.known = int(step.item()), True
         self._fresh = self.clock.calls == 0
@@ -277,10 +279,7 @@ class NormControl(Wrapper):
 
     @property
     def norm_group(self) -> Any:
-        """The process group whose ranks share the norms.
-
-        Set it again on an optimizer that was pickled or copied.
-        """
+        """The process group whose ranks share the norms. A pickled or copied optimizer has none."""
         return self._norm_group
 
     @norm_group.setter
@@ -306,7 +305,7 @@ class NormControl(Wrapper):
     def _set_step(self, step: Tensor) -> None:
         """Store this tensor as the step of the clock and of all groups, which share it."""
         self.clock.step = step
-        for group in self.param_groups:
+        for group in (*self.param_groups, *self._turns.known):
             state_of(group)["step"] = step
 
     @torch.compiler.disable
@@ -320,6 +319,7 @@ class NormControl(Wrapper):
         self._seen = [settings_of(group, self._names) for group in self.param_groups]
         for s in self.sets:
             s.make_tables(self.clock)
+        self._turns.note(self.param_groups)
         self.stepper.prepare(self.sets, self.sharing)
 
     def _refresh(self) -> None:
@@ -355,10 +355,7 @@ class NormControl(Wrapper):
 
     @torch.compiler.disable
     def _begin(self) -> None:
-        """Measure the current weights as the reference, theta_0.
-
-        They may have been loaded, broadcast or moved since construction.
-        """
+        """Measure theta_0, the reference: weights may have been loaded since construction."""
         if self._zero_hook is not None:
             self._zero_hook.remove()
         references = measure_references(self.param_groups, self._find_sharing())
@@ -368,19 +365,24 @@ class NormControl(Wrapper):
         self._build()
 
     @torch.compiler.disable
-    def _is_dry_run(self) -> bool:
-        """Return whether this step only creates the optimizer's state.
-
-        torch.distributed.checkpoint makes such a step if it finds no state: the learning rate and
-        all gradients are zero. Control must not move the weights then.
-        """
-        groups = self.optimizer.param_groups
+    def _is_ours(self) -> bool:
+        """Return whether this call is a step of the controller too; see ``groups/turns.py``."""
+        groups, usual = self.optimizer.param_groups, self._turns.firsts
+        is_usual = len(groups) == len(usual)
+        for group, first in zip(groups, usual, strict=False):
+            is_usual = is_usual and (group["params"][0] if group["params"] else None) is first
+        if not is_usual:
+            if not self._turns.include(groups, self.sets, self.stepper.clips):
+                return False
+            if not self._fresh and (self._norm_group is not None or self._turns.hidden(groups)):
+                check_pieces(groups, self.sets)
+                self._build()
         for group in groups:
             lr = group.get("lr", 1)
             on_device = isinstance(lr, Tensor) and not lr.is_cpu  # reading it waits for the device
             if (on_device and not self._fresh) or float(lr) != 0:
-                return False
-        return self.sharing.all_zero([p for group in groups for p in group["params"]])
+                return True
+        return not self.sharing.all_zero([p for group in groups for p in group["params"]])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: all but hooks, and objects that can be built again."""

@@ -134,6 +134,11 @@ class Shards:
             whole.index_copy_(-1, places, sum_over_ranks(mine, ranks))
         return whole
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether :meth:`whole` communicates: some parts are known to other ranks only."""
+        return bool(self._gathers)
+
     def unit_norms(self) -> Tensor:
         """Return the norms of weights of root-mean-square 1, for the shares of ``norm_group``."""
         assert self.norm_group is not None

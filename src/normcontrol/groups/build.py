@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normcontrol.distributed.layouts import check_recognised
+from normcontrol.distributed.layouts import (
+    check_partitioned,
+    check_recognised,
+    is_partitioned,
+)
 from normcontrol.distributed.shards import shards_of, whole_norms
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.members import Members, members_of
@@ -64,8 +68,9 @@ def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
     """Return the norm of every part of a group as it is now, to become the reference."""
     names, params = members
     control = state_of(group)
-    scope = parse_scope(control["scope"])
-    captured = control.get("reference")
+    scope, rule = parse_scope(control["scope"]), control["controlled"]
+    check_partitioned(group.get("param_names"), group["params"], rule, scope, sharing)
+    captured = None if rule is False else control.get("reference")
     check_recognised(names, params, scope, sharing, captured)
     if sharing.norm_group is not None and scope.joint:
         # The stored norm is one number, from which a frozen tensor could not be taken out later.
@@ -95,6 +100,7 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     # A rank without weights of a shared norm still takes part in the sum. That no rank has any such
     # weights can be seen from the norm alone.
     empty = all(s.is_joint_over_ranks and not bool(s.initial.any()) for s in sets)
+    empty = empty and not any(is_partitioned(p) for group in groups for p in group["params"])
     if sharing.norm_group is not None and empty:
         raise ValueError(
             "norm_group was given, but nothing would be controlled: outside groups with "

@@ -61,6 +61,9 @@ class WeightSet:
         self.unit = TARGETS[self.kind](self.scope.join(self.initial), self._unit_norms())
         """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
         self.law, self.start = self._law(), self._start()
+        for schedule in (self.settings[self.kind], self.settings["rate"]):
+            if isinstance(schedule, trace):  # its table must exist before a graph is captured
+                schedule.value(self.initial.new_zeros(()))
         self.mechanisms = {
             name for name, unused in MECHANISMS.items() if self.settings[name] != unused
         }
@@ -149,11 +152,16 @@ class WeightSet:
         """Store the current norms as the reference of the parts whose control starts now."""
         if self.start is None or self.parts is None:
             return
-        made = True if skip is None else skip == 0
-        now = self.start.starts_now(self.scope.join(self.parts), clock.step, made)
+        norm = self.scope.join(self.parts)
+        valid = torch.isfinite(norm) if skip is None else torch.isfinite(norm) & (skip == 0)
+        now = self.start.starts_now(norm, clock.step, valid)
         self.initial.copy_(torch.where(now, self.parts, self.initial))
         self.unit.copy_(self.scope.join(self.initial))
-        pieces = self.initial.split([len(norms) for norms in self._stored])
+        if not self._is_gathered:
+            self._store_reference(self.initial)
+
+    def _store_reference(self, whole: Tensor) -> None:
+        pieces = whole.split([len(norms) for norms in self._stored])
         for stored, piece in zip(self._stored, pieces, strict=True):
             stored.copy_(piece)
 
@@ -206,25 +214,38 @@ class WeightSet:
     def _recall(self) -> Tensor:
         """Return what laws and starts remember of every norm, a row each.
 
-        The group stores it for all its parts. Where some of them are frozen, the rest is copied,
-        and :meth:`store_memory` writes it back.
+        The group stores it for all its parts. This set has a copy if some of them are frozen or
+        known to other ranks only; :meth:`store_memory` writes it back.
         """
         if self._memory is None:
             state: dict[str, Any] = self.settings
-            n = self.unit.numel() if self._columns is None else state["reference"].numel()
+            n = 1 if self.scope.joint else state["reference"].numel()
             memory = state.get("memory")
             if memory is None or memory.shape != (1 + ROWS, n):
                 memory = self.unit.new_zeros(1 + ROWS, n)
             state["memory"] = memory = memory.to(self.unit.device)
-            columns = self._columns
-            self._memory = memory if columns is None else memory[:, columns.to(memory.device)]
+            if self._columns is not None:
+                memory = memory[:, self._columns.to(memory.device)]
+            self._memory = memory if self.shards is None else self.shards.known(memory)
         return self._memory
 
     def store_memory(self) -> None:
-        """Write back to the group what laws and starts remember, where this set has a copy."""
-        if self._memory is not None and self._columns is not None:
-            stored = self.settings["memory"]
-            stored[:, self._columns.to(stored.device)] = self._memory
+        """Write back to the group what laws and starts remember, where this set has a copy.
+
+        Parts that lie on one rank each are gathered, so every rank must call it.
+        """
+        if self._is_gathered and self.start is not None:
+            self._store_reference(self.whole(self.initial))
+        if self._memory is None or (self._columns is None and not self._is_gathered):
+            return
+        stored, memory = self.settings["memory"], self.whole(self._memory)
+        columns = slice(None) if self._columns is None else self._columns.to(stored.device)
+        stored[:, columns] = memory
+
+    @property
+    def _is_gathered(self) -> bool:
+        """Whether this rank knows some parts only, so that all of them have to be gathered."""
+        return self.shards is not None and self.shards.is_gathered
 
 
 def usable(scale: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:

@@ -33,6 +33,10 @@ PAPER_RATIO = linear(1.0, 2.0, steps=2500)
 MECHANISMS: dict[str, Any] = {"size": "norm", "start": 0, "relative_step": None, "cautious": False}
 """Settings that only some published methods use, and the values that mean "not used"."""
 
+NEED_WHOLE_TENSORS = ("size", "relative_step")
+"""Mechanisms that need more of a tensor than this rank's shard and the norms over all ranks: a
+size is a function of the whole tensor, and no rank knows the length of a whole update."""
+
 DEFAULTS: dict[str, Any] = {
     "rate": 1e-2,
     "scope": "global",
@@ -252,11 +256,9 @@ def check_sharded(group: Group) -> None:
     settings = group[CONTROL]
     used = [
         f"{name}={settings[name]!r}"
-        for name, unused in MECHANISMS.items()
-        if settings[name] != unused
+        for name in NEED_WHOLE_TENSORS
+        if settings[name] != MECHANISMS[name]
     ]
-    if settings["law"] == "integral" and parse_scope(settings["scope"]).axes is not None:
-        used.append(f"law='integral' in scope={settings['scope']!r}")
     if used:
         raise ValueError(
             f"{' and '.join(used)} cannot be used for weights that are spread over processes: it "

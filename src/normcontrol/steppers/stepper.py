@@ -23,6 +23,7 @@ from normcontrol.groups.clock import Clock
 from normcontrol.groups.sets import WeightSet
 from normcontrol.mechanisms.update import multiply_cautiously_
 from normcontrol.steppers.clip import Clip
+from normcontrol.steppers.split_weights import refuse_split_weights
 from normcontrol.weights.passes import multiply_
 
 Closure = Callable[[], float]
@@ -98,6 +99,11 @@ class Stepper(ABC):
     reason: str | None = None
     """Why the Triton kernels do not carry out the steps; None if they do."""
 
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped within the step."""
+        return False
+
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         """Take over new sets: at construction, and after groups or trained tensors changed."""
         self.sets = sets
@@ -169,14 +175,19 @@ class PlainStepper(Stepper):
     ) -> None:
         self.optimizer, self.clock, self.clip, self.reason = optimizer, clock, clip, reason
 
+    @property
+    def clips(self) -> bool:
+        return self.clip is not None and self.clip.max_norm is not None
+
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         super().prepare(sets, sharing)
         self.gradient_norm = GradientNorm(sharing)
         self.watched = [s for s in sets if s.mechanisms & {"relative_step", "cautious"}]
+        refuse_split_weights(self.optimizer, sets)
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         for s in self.watched:
-            s.before = [p.detach().clone() for p in s.params]
+            s.before = [local(p.detach()).clone() for p in s.params]
         loss = None
         if self.clip is not None and self.clip.max_norm is not None:
             if closure is not None:  # the gradients that are clipped are those that it computes
@@ -184,6 +195,8 @@ class PlainStepper(Stepper):
                     loss, closure = closure(), None
             self.clip_gradients_(self.clip, scaler)
         stepped = self.optimizer_step(closure, scaler)
+        if self.clock.calls == 1 and not torch.compiler.is_compiling():  # the state exists now
+            refuse_split_weights(self.optimizer, self.sets)
         for s in self.watched:
             if "relative_step" in s.mechanisms:
                 s.resize_update_(self.clock)
@@ -195,13 +208,14 @@ class PlainStepper(Stepper):
 
     def multiply_local_(self, s: WeightSet, scale: Tensor) -> None:
         step = self.clock.step
+        params = s.params if s.shards is None else [local(p) for p in s.params]
+        if not params:
+            return
         if "cautious" in s.mechanisms:
-            multiply_cautiously_(s.params, s.before, s.scope, scale, step)
-        elif s.shards is None:
-            multiply_(s.params, s.scope, scale, step)
-        elif s.params:
-            shards = [local(p) for p in s.params]
-            multiply_(shards, s.scope, scale, step, s.shards.positions)
+            multiply_cautiously_(params, s.before, s.scope, scale, step)
+        else:
+            positions = None if s.shards is None else s.shards.positions
+            multiply_(params, s.scope, scale, step, positions)
 
     @torch.no_grad()
     def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
