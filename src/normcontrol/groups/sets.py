@@ -145,8 +145,9 @@ class WeightSet:
         """Store the current norms as the reference of the parts whose control starts now."""
         if self.start is None or self.parts is None:
             return
-        now = self.start.starts_now(self.scope.join(self.parts), clock.step)
-        now = now if skip is None else now & (skip == 0)
+        norm = self.scope.join(self.parts)
+        valid = torch.isfinite(norm) if skip is None else torch.isfinite(norm) & (skip == 0)
+        now = self.start.starts_now(norm, clock.step, valid)
         self.initial.copy_(torch.where(now, self.parts, self.initial))
         self.unit.copy_(self.scope.join(self.initial))
         pieces = self.initial.split([len(norms) for norms in self._stored])
