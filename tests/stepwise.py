@@ -32,7 +32,7 @@ class Weight:
 
 @dataclass
 class Stepwise:
-    """The controller and Adam. ``kind`` is "ratio", "norm" or "rms"; ``value`` its number."""
+    """The controller and Adam. ``kind`` is "ratio", "norm", "rms" or "gain"; ``value`` its number."""
 
     weights: list[Weight]
     scope: str
@@ -104,6 +104,9 @@ class Stepwise:
                 "ratio": np.sqrt(sum(w.reference[j] ** 2 for w, j in members)),
                 "norm": 1.0,
                 "rms": np.sqrt(count),
+                "gain": np.sqrt(
+                    sum(w.theta.shape[0] * self.parts(w)[j].size / w.theta.size for w, j in members)
+                ),
             }[self.kind]
             scale = self.scale(key, norm, self.value * unit, count)
             if np.isfinite(norm) and np.isfinite(scale):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from normcontrol.distributed.ranks import is_dtensor
+from normcontrol.groups.outputs import split_by_outputs
 
 CONTROL = "control"
 """The key of a group under which the controller stores its settings and state."""
@@ -155,7 +156,7 @@ def param_groups(
         groups.append(group)
     if left:
         groups.append({"params": left, "controlled": "matrices", **rest})
-    return groups
+    return split_by_outputs(groups, model)
 
 
 def _matched_before(pattern: str, named: list[tuple[str, Any]]) -> str:
