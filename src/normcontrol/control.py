@@ -71,6 +71,8 @@ class NormControl(Wrapper):
             constant.
         norm: the target norm itself, in place of a ratio.
         rms: the target root-mean-square of the weights, in place of a ratio.
+        gain: the target norm in units of sqrt(outputs), in place of a ratio: about the norm of a
+            row. It suits any width.
         rate: the fraction of the distance to the target that each step covers, k_t in [0, 1]. The
             norm follows with a time constant of 1/rate steps.
         scope: which weights share a norm: "global" (the paper), "group", "tensor", "row", "col", or
@@ -87,6 +89,7 @@ class NormControl(Wrapper):
         cautious: scale only the weights that the optimizer's update moved towards zero.
         controlled: which tensors: "matrices" (two or more dimensions, so not biases and norm
             layers), True (all), False (none), or a function of name and tensor.
+        outputs: for a gain, the axes that count the outputs of a tensor, if not the first one.
         norm_group: the process group whose ranks share the norms of the scopes "global" and
             "group", where that cannot be read from the tensors (FSDP1, ZeRO, pipeline stages).
             DTensors (FSDP2, tensor parallel) need none. It is not pickled or saved.
@@ -121,6 +124,7 @@ class NormControl(Wrapper):
         ratio: Value | None = None,
         norm: Value | None = None,
         rms: Value | None = None,
+        gain: Value | None = None,
         rate: Value = 1e-2,
         scope: Any = "global",
         law: str = "proportional",
@@ -130,17 +134,14 @@ class NormControl(Wrapper):
         relative_step: Value | None = None,
         cautious: bool = False,
         controlled: Controlled = "matrices",
+        outputs: Any = None,
         norm_group: Any = None,
         stepper: Callable[[Optimizer, Clock], Stepper] | None = None,
     ) -> None:
-        if isinstance(optimizer, NormControl):
-            raise TypeError(
-                "The optimizer is under norm control already; give its settings there, by group if "
-                "necessary."
-            )
-        given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law}
-        given |= {"order": order, "size": size, "start": start}
-        given |= {"relative_step": relative_step, "cautious": cautious, "controlled": controlled}
+        given: dict[str, Any] = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain}
+        given |= {"rate": rate, "scope": scope, "law": law, "order": order, "size": size}
+        given |= {"start": start, "relative_step": relative_step, "cautious": cautious}
+        given |= {"controlled": controlled, "outputs": outputs}
         settings = DEFAULTS | normalise(given)
         if not any(kind in settings for kind in TARGETS):
             settings["ratio"] = PAPER_RATIO

@@ -48,6 +48,11 @@ class Wrapper(Optimizer):
                 f"{type(self).__name__}(torch.optim.SGD(model.parameters(), lr=0.1)). In JAX, put "
                 "normcontrol.optax.control_norm last in the chain."
             )
+        if isinstance(optimizer, Wrapper):
+            raise TypeError(
+                "The optimizer is under norm control already; give its settings there, by group if "
+                "necessary."
+            )
         self.optimizer = optimizer
         # What Optimizer.__init__ creates beside groups and state, which are the wrapped one's.
         for event in HOOKS:

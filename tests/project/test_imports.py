@@ -19,7 +19,7 @@ LAYERS = [
     {"groups"},
     {"steppers"},
     {"control"},
-    {"adamwn"},
+    {"adamwn", "set_norm"},
     {"watch"},
     {"predict"},
     {"methods"},

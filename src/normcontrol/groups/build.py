@@ -6,6 +6,7 @@ sharing, and nothing about laws, schedules or steppers.
 
 from __future__ import annotations
 
+import math
 from itertools import compress
 
 import torch
@@ -20,6 +21,7 @@ from normcontrol.distributed.layouts import (
 from normcontrol.distributed.shards import shards_of, whole_norms
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.members import Members, members_of
+from normcontrol.groups.outputs import is_known, outputs_of
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import (
     Group,
@@ -27,6 +29,7 @@ from normcontrol.groups.settings import (
     check_references,
     check_sharded,
     check_shared,
+    target_kind,
 )
 from normcontrol.groups.state import add_settings, state_of
 from normcontrol.mechanisms.size import size_of
@@ -61,6 +64,8 @@ def check_members(group: Group, members: Members) -> None:
                 "the model first, then construct the optimizer."
             )
         check_axes(parse_scope(state_of(group)["scope"]), name, p)
+        if target_kind(state_of(group)) == "gain":
+            outputs_of(name, p, state_of(group)["outputs"])
 
 
 @torch.no_grad()
@@ -125,6 +130,7 @@ def _weight_set(
     stored: list[Tensor] = []
     shares: list[int] = []
     columns: list[Tensor] = []
+    outputs: list[float] = []
     scope = parse_scope(state_of(groups[indices[0]])["scope"])
     one_number = sharing.norm_group is not None and scope.joint
     for index in indices:
@@ -132,6 +138,10 @@ def _weight_set(
         trained = [p.requires_grad for p in members[index].params]
         pairs = zip(*members[index], trained, strict=True)
         unfrozen = [(name, p) for name, p, is_trained in pairs if is_trained]
+        axes = state_of(groups[index])["outputs"]
+        outputs += [
+            outputs_of(name, p, axes) if is_known(p, axes) else math.nan for name, p in unfrozen
+        ]
         names += [name for name, _ in unfrozen]
         params += [p for _, p in unfrozen]
         if one_number:
@@ -149,6 +159,7 @@ def _weight_set(
         [groups[i] for i in indices],
         names,
         params,
+        outputs,
         stored,
         shards,
         None if all_trained or not columns else torch.cat(columns),

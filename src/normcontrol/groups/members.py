@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from normcontrol.distributed.ranks import is_dtensor
+from normcontrol.groups.outputs import split_by_outputs
 from normcontrol.weights.memory import overlaps, view_of
 
 CONTROL = "control"
@@ -180,7 +181,7 @@ def param_groups(
         groups.append(group)
     if left:
         groups.append({"params": left, "controlled": "matrices", **rest})
-    return groups
+    return split_by_outputs(groups, model)
 
 
 def _matched_before(pattern: str, named: list[tuple[str, Any]]) -> str:

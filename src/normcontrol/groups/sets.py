@@ -8,6 +8,7 @@ multiply weights: a stepper does.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from normcontrol.mechanisms.start import ROWS, AtInflection, AtStep
 from normcontrol.mechanisms.update import resize_
 from normcontrol.schedule import Schedule, lr_times, trace
 from normcontrol.scope import parse_scope
-from normcontrol.target import TARGETS
+from normcontrol.target import TARGETS, Units
 
 
 class WeightSet:
@@ -33,6 +34,7 @@ class WeightSet:
         groups: the parameter groups that the weights belong to; the first one has the settings.
         names: the names of the tensors.
         params: the tensors.
+        outputs: the number of outputs of every tensor; NaN where it is not known.
         stored: the reference norms of the tensors, as the groups store them.
         shards: how the tensors are spread over processes; None if they are whole.
         columns: which of the group's parts these are; None if they are all, or share a norm.
@@ -43,11 +45,13 @@ class WeightSet:
         groups: list[Group],
         names: list[str],
         params: list[Tensor],
+        outputs: list[float],
         stored: list[Tensor],
         shards: Shards | None = None,
         columns: Tensor | None = None,
     ) -> None:
         self.groups, self.names, self.params, self.shards = groups, names, params, shards
+        self.outputs = outputs
         self.settings = state_of(groups[0])
         self.scope = parse_scope(self.settings["scope"])
         self.size = size_of(self.settings["size"])
@@ -58,7 +62,12 @@ class WeightSet:
         whole = torch.cat([norms.to(home.device) for norms in stored]) if stored else home[:0]
         self.initial = whole if shards is None else shards.known(whole)
         """The reference norm of every part."""
-        self.unit = TARGETS[self.kind](self.scope.join(self.initial), self._unit_norms())
+        units = Units(
+            self.scope.join(self.initial),
+            rms=self._unit_norms([p.numel() for p in params]),
+            gain=self._unit_norms(outputs),
+        )
+        self.unit = TARGETS[self.kind](units)
         """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
         self.law, self.start = self._law(), self._start()
         for schedule in (self.settings[self.kind], self.settings["rate"]):
@@ -189,13 +198,13 @@ class WeightSet:
                 "scope='group', so that each group has a norm and a rate of its own."
             )
 
-    def _unit_norms(self) -> Tensor:
-        """Return the norms of weights whose root-mean-square is 1: the roots of their numbers."""
+    def _unit_norms(self, amounts: Sequence[float]) -> Tensor:
+        """Return the roots of the amounts of something that the tensors have: weights, outputs."""
         if self.shards is not None and self.is_joint_over_ranks:
-            return self.scope.join(self.shards.unit_norms())
+            return self.scope.join(self.shards.unit_norms(amounts))
         sizes = self.scope.sizes(self.params)
-        pairs = zip(self.params, sizes, strict=True)
-        counts = [math.sqrt(p.numel() / n) for p, n in pairs for _ in range(n)]
+        pairs = zip(amounts, sizes, strict=True)
+        counts = [math.sqrt(amount / n) for amount, n in pairs for _ in range(n)]
         units = torch.tensor(counts, dtype=self.initial.dtype, device=self.initial.device)
         return self.scope.join(units if self.shards is None else self.shards.known(units))
 
@@ -203,7 +212,8 @@ class WeightSet:
         law = law_of(self.settings["law"])
         if law is not None:
             return law
-        return Integral(self._recall()[0].reshape(self.unit.shape), self._unit_norms().square())
+        counts = self._unit_norms([p.numel() for p in self.params]).square()
+        return Integral(self._recall()[0].reshape(self.unit.shape), counts)
 
     def _start(self) -> AtStep | AtInflection | None:
         start = self.settings["start"]
