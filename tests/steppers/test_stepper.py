@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
 
 from normcontrol import AdamWN, NormControl
 from normcontrol.groups.sets import usable
+from normcontrol.law import Integral
 from normcontrol.steppers.stepper import next_scale
 
 
@@ -110,3 +111,17 @@ def test_the_norm_of_every_part_is_that_of_the_weights_after_the_step():
     opt.step()
     expected = [p.detach().norm().item(), q.detach().norm().item()]
     assert opt.sets[0].part_norms().tolist() == pytest.approx(expected)
+
+
+def test_the_length_of_an_update_is_a_fraction_of_the_target():
+    p = weight()
+    opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=2.0, rate=0.0, relative_step=0.01)
+    before = p.detach().clone()
+    opt.step()
+    assert (p.detach() - before).norm().item() == pytest.approx(0.01 * 2 * 3, rel=1e-4)
+
+
+def test_the_multiplier_of_the_integral_law_is_never_negative():
+    law = Integral(torch.zeros(1), count=torch.ones(1))
+    assert law(torch.tensor([1.0]), torch.tensor([2.0]), 1.0).item() == 1.0
+    assert law.multiplier.item() == 0.0
