@@ -74,7 +74,8 @@ def set_norm_(
         s.law = OnTarget(2 * max(torch.finfo(p.dtype).eps for p in s.params))
         if s.shards is not None:
             still.stepper.sum_over_ranks([s])
-        control_(s, still.stepper, still.clock)
+        s.choose_goal(still.clock)
+        control_(s, still.stepper)
 
 
 class Still(Optimizer):
