@@ -45,8 +45,8 @@ below AdamW from scaled weights by 0.060 ± 0.091 at one decay, and by 0.021 in 
 control. The quotient of AdamWN's final norms over learning rates was at most 1.002 there, in one seed. Chance matters at this scale: with a
 decay of 0.1, the best in the first seed, the losses of AdamW's seeds are far apart from step 125 on, and with 0.3 they are not.
 
-Settings carried over to other conditions ([transfer](transfer.md), a model of 18 M weights): a gain of 0.8 cannot be kept at every learning
-rate. At four times the learning rate it ended 0.10 higher than AdamW, with three seeds. At other depths (three seeds), widths, horizons and
+Settings carried over to other conditions ([transfer](transfer.md), a model of 18 M weights): it is not shown that a gain of 0.8 can be kept
+at other learning rates. At four times the learning rate it ended 0.10 higher than AdamW, with three seeds. At other depths (three seeds), widths, horizons and
 batches (one seed) the differences are smaller, and neither smaller nor larger regrets than those of AdamW's decay are shown. "No tuning" is
 not shown: the tuning chose 0.8, so both arms are the same runs.
 
