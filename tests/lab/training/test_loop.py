@@ -18,7 +18,7 @@ from normcontrol.lab.training.loop import evaluate, train
 from normcontrol.lab.training.model import GPT
 from normcontrol.lab.training.optimizers import lr_at
 from normcontrol.lab.training.parallel import World
-from normcontrol.lab.training.run_folder import ENVIRONMENT, locked
+from normcontrol.lab.training.run_folder import ENVIRONMENT, opened
 from normcontrol.schedule import lr_squared_times
 
 
@@ -151,7 +151,10 @@ def test_a_run_is_not_overwritten_or_written_by_two_processes(config, tmp_path):
         LabError, match=r"already contains a run. Resume it with `normcontrol train --resume"
     ):
         train(config, tmp_path / "run")
-    with locked(tmp_path / "run"), pytest.raises(LabError, match="Another process is writing to"):
+    with (
+        opened(tmp_path / "run", resume=True),
+        pytest.raises(LabError, match="Another process is writing to"),
+    ):
         train(config, tmp_path / "run", resume=True)
 
 

@@ -59,15 +59,18 @@ def train(flags: Challenge, out: Path) -> Outcome:
     """Run the cells of the challenge that are not finished."""
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.studies import challenge
-    from normcontrol.lab.studies.opening import begin, open_folder
+    from normcontrol.lab.studies.opening import begin
     from normcontrol.lab.study.runner import Runner
     from normcontrol.lab.training.parallel import join
 
     device = flags.config.run.device
     settings = challenge.settings_of(flags.config, flags.arms, flags.seeds)
     world = join(device)
-    ledger = begin(out, challenge.NAME, "", settings=settings) if world.first else None
-    world.wait()
+    if not world.first:
+        world.wait()  # the first process may have to prepare the data
+    ledger = begin(out, challenge.NAME, "", settings=settings)
+    if world.first:
+        world.wait()
     with Board() as board:
 
         def name(label: str) -> str:
@@ -76,7 +79,7 @@ def train(flags: Challenge, out: Path) -> Outcome:
         if flags.seeds == 1:
             board.plan(*(arm.name for arm in challenge.all_arms(flags.arms)))
         return Runner(
-            ledger or open_folder(out),
+            ledger,
             device=device,
             show=lambda label, status: board.show(name(label), status),
         ).run()
@@ -102,8 +105,11 @@ def refuse_failures(ledger: Ledger) -> None:
     """Raise an error if a run failed, or if no run of the baseline ended with a norm to use."""
     done = ledger.results()
     ended = {cell.label: record for cell in ledger.cells(done) if (record := done.of(cell))}
-    for label, record in ended.items():
-        if record.status == "failed":
-            raise LabError(f"{label} failed: {record.error} The same command tries it again.")
+    failed = [label for label, record in ended.items() if record.status == "failed"]
+    if failed:
+        raise LabError(
+            f"{len(failed)} of {len(ended)} runs failed. {failed[0]}: {ended[failed[0]].error} The "
+            "same command goes on from the last checkpoint."
+        )
     if not any(record.good for record in ended.values()):
         raise LabError(next(iter(ended.values())).error)

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from normcontrol.lab.files import write_text
+
 WEB = Path(__file__).parent / "web"
 COLOURS = (
     *("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf"),
@@ -98,7 +100,7 @@ class Page:
 """
 
     def write(self, path: Path) -> Path:
-        path.write_text(self.render(), encoding="utf-8")
+        write_text(path, self.render())
         return path
 
     def _figures(self) -> str:

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normcontrol import constant, linear
+from normcontrol.lab.report.figure_files import save
 from normcontrol.lab.report.page import COLOURS
 
 Series = Mapping[int, float]
@@ -125,12 +126,8 @@ def draw_figure_1(*paths: Path) -> None:
 def _save(figure: Figure, paths: tuple[Path, ...]) -> None:
     for path in paths:
         # No date in the file: the same runs give the same bytes.
-        figure.savefig(
-            path,
-            dpi=150,
-            facecolor="white",
-            metadata={"CreationDate": None} if path.suffix == ".pdf" else {},
-        )
+        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
+        save(figure, path, dpi=150, facecolor="white", metadata=metadata)
 
 
 def _style(ink: str, faint: str) -> Any:

@@ -95,7 +95,6 @@ class Ledger:
 
     def save(self) -> None:
         """Write ``study.json``."""
-        self.out.mkdir(parents=True, exist_ok=True)
         digests = {
             key: {"digest": value.digest, "also": dict(value.also)}
             for key, value in {**self.stored, **self.digests}.items()

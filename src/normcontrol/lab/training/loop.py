@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from normcontrol.lab.data import batches
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.files import replacing
 from normcontrol.lab.training import checkpoint, parallel
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import (
@@ -31,7 +32,7 @@ from normcontrol.lab.training.device import (
     precision,
 )
 from normcontrol.lab.training.loss import IGNORED
-from normcontrol.lab.training.metrics import Log
+from normcontrol.lab.training.metrics import NOTHING, Log, Mark
 from normcontrol.lab.training.model import GPT
 from normcontrol.lab.training.optimizers import (
     build,
@@ -43,11 +44,12 @@ from normcontrol.lab.training.optimizers import (
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
-    begin,
+    NOT_FINITE,
+    check_checkpoint,
     check_same,
     describe_run,
     keep_tokenizer,
-    locked,
+    opened,
     write_config,
     write_environment,
 )
@@ -107,13 +109,14 @@ def train(
     known_name(config.optim.optimizer)  # raises if there is no such optimizer
     if resume:
         check_same(out, config)
-    elif world.first:
-        begin(out, config)
-    world.wait()
-    lock = locked(out) if world.first else contextlib.nullcontext()
-    with lock, memory_advice(config), attention(device), interruptible() as interrupted:
-        cache, warm = cache or out.parent / "data", warm or Warm()
-        return _train(config, out, world, device, dtype, display, interrupted, cache, warm)
+    cache, warm = cache or out.parent / "data", warm or Warm()
+    with contextlib.ExitStack() as stack:
+        if world.first:
+            stack.enter_context(opened(out, resume))
+        stack.enter_context(memory_advice(config))
+        stack.enter_context(attention(device))
+        interrupted = stack.enter_context(interruptible())
+        return _train(config, out, world, device, dtype, display, interrupted, cache, warm, stack)
 
 
 def _train(
@@ -126,6 +129,7 @@ def _train(
     interrupted: Callable[[], bool],
     cache: Path,
     warm: Warm,
+    stack: contextlib.ExitStack,
 ) -> bool:
     """The whole run in one function, to be read from top to bottom."""
     # Data: every process reads the same shards and takes its own rows of each batch.
@@ -153,22 +157,18 @@ def _train(
 
     # Resume: load weights, optimizers and step from the newest checkpoint, and truncate the metrics
     # to their size at that checkpoint.
-    first, skipped, logged = 1, 0, 0
+    first, skipped, logged = 1, 0, NOTHING
     newest = checkpoint.latest(out / CHECKPOINTS)
     if newest is not None:
         state = checkpoint.load(newest)
-        if state["data"] != dataset.digest:
-            raise LabError(
-                f"The data in {dataset.folder} is not what {out} was trained on: its digest "
-                "differs. Restore the old data."
-            )
+        check_checkpoint(out, config, dataset, state)
         parallel.load_state(model, optimizers, state)
-        first, skipped, logged = state["step"] + 1, state["skipped"], state["logged"]
+        first, skipped = state["step"] + 1, state["skipped"]
+        logged = Mark(state["logged"], state.get("logged_sha256"))
         del state
-    log = Log(out, config, writes=world.first, keep=logged, first=first)
+    log = stack.enter_context(Log(out, config, writes=world.first, keep=logged, first=first))
     if world.first:
-        write_config(out, config)
-        write_environment(out, describe_run(device, world.size, dataset))
+        write_environment(out, describe_run(device, world.size, dataset), first)
         keep_tokenizer(dataset.folder, out)
 
     # Computation: fp32 weights, bf16 autocast if chosen, and compiled on GPUs.
@@ -186,7 +186,7 @@ def _train(
             about = {
                 "step": step,
                 "skipped": skipped,
-                "logged": log.size(),
+                **vars(log.mark()),
                 "data": dataset.digest,
                 "config": config.flat(),
             }
@@ -204,6 +204,8 @@ def _train(
             ratio=weight_norm(model, world) / initial_norm,
             **telemetry.norms(),
         )
+    if world.first:
+        write_config(out, config)
     # Batches count from 0, steps from 1.
     feed = batches.feed(train_batches, mine, micro, device, range(first - 1, steps))
     accumulation = (mine.stop - mine.start) // micro
@@ -293,10 +295,7 @@ def _train(
             save(step)
             watch = Stopwatch()
         if stop and not last:
-            log.close()
             return False
-
-    log.close()
     return True
 
 
@@ -381,7 +380,7 @@ def _give_up(
     out: Path, bad: deque[dict[str, Any]], train_batches: batches.Batches, world: World
 ) -> None:
     """Save the losses and batches of the last steps, and raise the error that ends the run."""
-    path = out / "not-finite.pt"
+    path = out / NOT_FINITE
     if world.first:
         record = [
             {
@@ -392,7 +391,8 @@ def _give_up(
             }
             for entry in bad
         ]
-        torch.save(record, path)
+        with replacing(path) as file:
+            torch.save(record, file)  # type: ignore[arg-type]
     raise LabError(
         f"The loss or gradient was not finite in {len(bad)} steps in a row, {bad[0]['step']} to "
         f"{bad[-1]['step']}. None of them was applied. Their losses and batches are in {path}. Try "
