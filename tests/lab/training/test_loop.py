@@ -226,6 +226,21 @@ def test_after_five_such_steps_in_a_row_it_stops_and_saves_the_batches(
     assert record[0]["tokens"].shape == (8, 32)
 
 
+def test_a_run_resumed_amid_such_steps_stops_where_it_would_have_stopped(
+    config, tmp_path, monkeypatch
+):
+    Poison(monkeypatch, range(3, 100))
+
+    def interrupt(status):
+        if status.step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", display=interrupt)
+    with pytest.raises(LabError, match="not finite in 5 steps in a row, 3 to 7"):
+        train(config, tmp_path / "run", resume=True)
+
+
 @pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="this CPU has bf16 units")
 def test_bf16_is_refused_on_a_cpu_without_bf16_units(config, tmp_path):
     with pytest.raises(

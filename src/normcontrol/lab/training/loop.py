@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normcontrol.lab.data import batches
-from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import replacing
 from normcontrol.lab.training import checkpoint, parallel
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import (
@@ -34,6 +31,7 @@ from normcontrol.lab.training.device import (
 from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import NOTHING, Log, Mark
 from normcontrol.lab.training.model import GPT
+from normcontrol.lab.training.not_finite import BadSteps
 from normcontrol.lab.training.optimizers import (
     build,
     gain_norm,
@@ -44,7 +42,6 @@ from normcontrol.lab.training.optimizers import (
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
-    NOT_FINITE,
     check_checkpoint,
     check_same,
     describe_run,
@@ -58,9 +55,6 @@ from normcontrol.lab.training.telemetry import Telemetry, effective_decay
 from normcontrol.lab.training.warm import Warm
 from normcontrol.scope import SCOPES
 from normcontrol.weights.passes import measure
-
-PATIENCE = 5
-"""A run stops after this number of consecutive steps with a loss or gradient that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +151,14 @@ def _train(
 
     # Resume: load weights, optimizers and step from the newest checkpoint, and truncate the metrics
     # to their size at that checkpoint.
-    first, skipped, logged = 1, 0, NOTHING
+    first, skipped, logged, bad = 1, 0, NOTHING, BadSteps()
     newest = checkpoint.latest(out / CHECKPOINTS)
     if newest is not None:
         state = checkpoint.load(newest)
         check_checkpoint(out, config, dataset, state)
         parallel.load_state(model, optimizers, state)
         first, skipped = state["step"] + 1, state["skipped"]
+        bad.load(state.get("bad", ()))
         logged = Mark(state["logged"], state.get("logged_sha256"))
         del state
     log = stack.enter_context(Log(out, config, writes=world.first, keep=logged, first=first))
@@ -186,6 +181,7 @@ def _train(
             about = {
                 "step": step,
                 "skipped": skipped,
+                "bad": bad.state(),
                 **vars(log.mark()),
                 "data": dataset.digest,
                 "config": config.flat(),
@@ -209,7 +205,6 @@ def _train(
     # Batches count from 0, steps from 1.
     feed = batches.feed(train_batches, mine, micro, device, range(first - 1, steps))
     accumulation = (mine.stop - mine.start) // micro
-    bad: deque[dict[str, Any]] = deque(maxlen=PATIENCE)
     watch, val_loss = Stopwatch(), None
     early = steps_early(optimizers, device)
     network.train()
@@ -259,14 +254,13 @@ def _train(
             bad.clear()
         else:
             skipped += 1
-            bad.append({"step": step, "loss": float(loss), "grad_norm": float(grad_norm)})
+            bad.add(step, float(loss), float(grad_norm))
             log.write(step, loss=float(loss), grad_norm=float(grad_norm), skipped=skipped)
         del before
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         watch.tokens += config.data.tokens_per_step
-        if len(bad) == PATIENCE:
-            _give_up(out, bad, train_batches, world)
+        bad.check(out, train_batches, world)
 
         if step % config.run.log_every == 0 or last:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
@@ -374,27 +368,3 @@ def _seed_dropout(config: Config, step: int, micro: int, world: World) -> None:
     """Seed dropout with (seed, step, micro-batch, process), so that a checkpoint need not store the
     state of the random number generator."""
     torch.manual_seed(hash((config.model.dropout_seed, step, micro, world.rank)) % (1 << 63))
-
-
-def _give_up(
-    out: Path, bad: deque[dict[str, Any]], train_batches: batches.Batches, world: World
-) -> None:
-    """Save the losses and batches of the last steps, and raise the error that ends the run."""
-    path = out / NOT_FINITE
-    if world.first:
-        record = [
-            {
-                **entry,
-                "tokens": train_batches(entry["step"] - 1, slice(0, train_batches.rows))[0].to(
-                    torch.int32
-                ),
-            }
-            for entry in bad
-        ]
-        with replacing(path) as file:
-            torch.save(record, file)  # type: ignore[arg-type]
-    raise LabError(
-        f"The loss or gradient was not finite in {len(bad)} steps in a row, {bad[0]['step']} to "
-        f"{bad[-1]['step']}. None of them was applied. Their losses and batches are in {path}. Try "
-        "a lower --lr or a longer --warmup."
-    )

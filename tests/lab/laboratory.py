@@ -1,0 +1,310 @@
+"""A small laboratory for tests of faults: commands that write every kind of file there is, what
+they result in, and faults that hit the writing of one kind of file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import document
+
+from normcontrol.lab.cli.main import main
+from normcontrol.lab.data import batches, prepare, tokenizer
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.training import checkpoint
+
+SMALL = {
+    **{"layers": 1, "heads": 2, "width": 16, "context": 16, "tokens-per-step": 64, "lr": 1e-2},
+    **{"micro-batch": 4, "warmup": 2, "ramp": 3, "rate": 0.1, "steps": 6, "log-every": 1},
+    **{"eval-every": 3, "checkpoint-every": 2, "device": "cpu"},
+}
+
+
+@dataclass
+class Said:
+    """How a command ended, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def refused(self) -> bool:
+        """True if it ended with a sentence."""
+        return self.status == 1 and bool(re.search(r"\w.*\.", self.err + self.out))
+
+
+def call(*words: Any) -> Said:
+    """Call the command. Anything that it raises is a fault of the laboratory."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([str(word) for word in words])
+    return Said(status, out.getvalue(), err.getvalue())
+
+
+def flags(**changes: Any) -> list[str]:
+    settings = {**SMALL, **changes}
+    return [str(word) for key, value in settings.items() for word in (f"--{key}", value)]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A command that writes into one folder. Called again, it continues or does nothing."""
+
+    name: str
+    run: Callable[[Path], Said]
+    """Called with the folder of the laboratory."""
+    result: Callable[[Path], Any]
+    """What was computed, read from the files. It may raise :class:`LabError`."""
+    ends: int = 0
+    """The exit status of the undisturbed command."""
+
+    def outcome(self, lab: Path) -> Any:
+        """Run the command, and return what it results in, or None if it ended with a sentence."""
+        said = self.run(lab)
+        if said.status != self.ends:
+            assert said.refused, said
+            return None
+        try:
+            return self.result(lab)
+        except LabError:
+            return None
+
+
+def _prepare(lab: Path) -> Said:
+    if (lab / "data" / "manifest.json").exists():
+        return Said(0, "", "")
+    with _small_tasks():
+        return call(
+            *("prepare", lab / "text.jsonl", "--out", lab / "data", "--tokenizer", "bpe:270"),
+            *("--val-fraction", 0.1, "--shard-tokens", 4000),
+        )
+
+
+@contextlib.contextmanager
+def _small_tasks() -> Iterator[None]:
+    """A journal is written after every task, and a task is small."""
+    task, clock = prepare.TASK, prepare.time.monotonic
+    prepare.TASK, prepare.time.monotonic = 2000, iter(range(0, 10**6, 6)).__next__
+    try:
+        yield
+    finally:
+        prepare.TASK, prepare.time.monotonic = task, clock
+
+
+def _data(lab: Path) -> Any:
+    dataset = batches.load(str(lab / "data"), "bytes", lab)
+    words = tokenizer.stored(dataset.tokenizer, dataset.folder, dataset.tokenizer_sha256)
+    tokens = [shard.tolist() for shard in (*dataset.train, *dataset.val)]
+    return dataset.digest, words.encode("the square of 7").tolist(), tokens
+
+
+def _train(name: str, **changes: Any) -> Callable[[Path], Said]:
+    def run(lab: Path) -> Said:
+        out = lab / name
+        if (out / "config.json").exists():
+            return call("train", "--resume", out)
+        given = flags(data=lab / "data", **changes)
+        return call("train", "--out", out, "--tensorboard", *given)
+
+    return run
+
+
+def _trained(out: Path) -> Any:
+    """The weights, metrics and text of a run."""
+    state = checkpoint.load(checkpoint.latest(out / "checkpoints"))
+    said = call("sample", out, "--tokens", 4, "--temperature", 0, "--device", "cpu")
+    if said.status:
+        raise LabError(said.err)
+    weights = b"".join(value.contiguous().numpy().tobytes() for value in state["model"].values())
+    digest = hashlib.sha256(weights).hexdigest()
+    return state["step"], digest, (out / "metrics.jsonl").read_bytes(), said.out
+
+
+STUDY = """
+from normcontrol.lab.study.cells import grid
+from normcontrol.lab.training.config import Config
+
+def lrs(scale, done):
+    base = Config().with_(**{settings})
+    return grid("AdamW", base.with_(data={data!r}), lr=[1e-2, 2e-2])
+"""
+
+
+def _study(lab: Path) -> Said:
+    settings = {key.replace("-", "_"): value for key, value in SMALL.items()}
+    (lab / "mine.py").write_text(STUDY.format(settings=settings, data=str(lab / "data")))
+    return call("study", f"{lab / 'mine.py'}:lrs", "--out", lab / "study", "--device", "cpu")
+
+
+def _records(out: Path) -> Any:
+    """The records of a study, and its verdict."""
+    results = open_folder(out).results()
+    if results.problems:
+        raise LabError(results.problems[0])
+    said = call("verdict", out)
+    if said.status:
+        raise LabError(said.err)
+    return {id: (r.status, r.final, r.curves) for id, r in results.items()}, said.out
+
+
+def _challenge(lab: Path) -> Said:
+    return call("challenge", "--out", lab / "challenge", *flags(data=lab / "data"))
+
+
+def _challenged(lab: Path) -> Any:
+    out = lab / "challenge"
+    return _records(out), _trained(out / "arms" / "adamwn" / "seed-0")
+
+
+SCENES = [
+    Scene("data", _prepare, _data),
+    Scene("run", _train("run"), lambda lab: _trained(lab / "run")),
+    Scene("diverged", _train("diverged", lr=1e30), lambda lab: True, ends=1),
+    Scene("study", _study, lambda lab: _records(lab / "study")),
+    Scene("challenge", _challenge, _challenged),
+    Scene(
+        "schedule",
+        lambda lab: call("schedule", "--out", lab / "schedule" / "schedule.png"),
+        lambda lab: (lab / "schedule" / "schedule.png").stat().st_size > 0,
+    ),
+]
+
+
+def written(lab: Path, scene: Scene) -> list[Path]:
+    """The files of a scene."""
+    return sorted(path for path in (lab / scene.name).rglob("*") if path.is_file())
+
+
+def kind(path: Path) -> str:
+    """The kind of a file: its name without what differs from file to file. A temporary file has
+    the kind of what it becomes.
+
+    >>> kind(Path("checkpoints/step-00000500-3f9a6d2c3f9a6d2c.pt"))
+    'step-#.pt'
+    >>> kind(Path("config.json.0a1b2c3d.tmp"))
+    'config.json'
+    """
+    name = re.sub(r"^(step-\d+)\.tmp$", r"\1.pt", path.name)
+    name = re.sub(r"\.[0-9a-f]{8}\.tmp$", "", name)
+    if "tfevents" in name:
+        return "events"
+    return re.sub(r"\d+", "#", re.sub(r"-?[0-9a-f]{16}", "", name))
+
+
+OF_OTHERS = {"events"}
+"""Kinds of files that another library writes, with code of its own."""
+
+KILL = -1
+
+
+class Fault:
+    """Lets the writing of a kind of file fail: at the opening, at the first write or at the rename
+    of the ``nth`` file. With KILL as the error, the process ends there, as if it were killed."""
+
+    def __init__(self, hit: str, error: int, moment: str = "write", nth: int = 1) -> None:
+        self.hit, self.error, self.moment, self.left = hit, error, moment, nth
+
+    @property
+    def happened(self) -> bool:
+        return self.left <= 0
+
+    def at(self, moment: str, path: Path) -> None:
+        if moment != self.moment or kind(Path(path)) != self.hit:
+            return
+        self.left -= 1
+        if self.left == 0:
+            if self.error == KILL:
+                os._exit(9)
+            raise OSError(self.error, os.strerror(self.error), str(path))
+
+    @contextlib.contextmanager
+    def injected(self) -> Iterator[None]:
+        opens, replaces = Path.open, os.replace
+
+        def opened(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+            if not set(mode) & set("wax+"):
+                return opens(path, mode, *args, **options)
+            self.at("open", path)
+            return _Failing(opens(path, mode, *args, **options), self, path)
+
+        def replaced(source: Any, to: Any) -> None:
+            self.at("rename", Path(to))
+            replaces(source, to)
+            self.at("renamed", Path(to))
+
+        Path.open, os.replace = opened, replaced
+        try:
+            yield
+        finally:
+            Path.open, os.replace = opens, replaces
+
+
+class _Failing:
+    """An open file whose writes may fail."""
+
+    def __init__(self, file: Any, fault: Fault, path: Path) -> None:
+        self._file, self._fault, self._path = file, fault, path
+
+    def write(self, block: Any) -> int:
+        self._fault.at("write", self._path)
+        return self._file.write(block)
+
+    def __enter__(self) -> _Failing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def killed(scene: Scene, lab: Path, fault: Fault) -> bool:
+    """Run a scene in a child process that the fault kills; False if it ended before. Nothing is
+    cleaned up: no ``finally`` runs."""
+    child = os.fork()
+    if child == 0:
+        try:
+            with fault.injected():
+                scene.run(lab)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9), status
+    return status == 9
+
+
+def start(lab: Path) -> Path:
+    """The text that everything begins with."""
+    import json
+
+    lab.mkdir(parents=True)
+    lines = (json.dumps({"text": document(number)}) + "\n" for number in range(12))
+    (lab / "text.jsonl").write_text("".join(lines))
+    return lab
+
+
+def copy(lab: Path, to: Path, *names: str) -> Path:
+    """A copy of some of the folders of a laboratory."""
+    start(to)
+    for name in names:
+        if (lab / name).exists():
+            shutil.copytree(lab / name, to / name)
+    return to
+
+
+ERRORS = [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO]
+assert torch.get_num_threads() == 1, "a process with threads cannot be forked"
