@@ -7,22 +7,27 @@ import contextlib
 import errno
 import hashlib
 import io
+import json
 import os
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import document
+from matplotlib.figure import Figure
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.data import batches, prepare, tokenizer
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.report import figure_files, panels
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.training import checkpoint
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
 
 SMALL = {
     **{"layers": 1, "heads": 2, "width": 16, "context": 16, "tokens-per-step": 64, "lr": 1e-2},
@@ -160,7 +165,24 @@ def _records(out: Path) -> Any:
 
 
 def _challenge(lab: Path) -> Said:
-    return call("challenge", "--out", lab / "challenge", *flags(data=lab / "data"))
+    with _no_drawing():
+        return call("challenge", "--out", lab / "challenge", *flags(data=lab / "data"))
+
+
+@contextlib.contextmanager
+def _no_drawing() -> Iterator[None]:
+    """Figures are files like others here, and drawing takes seconds."""
+    draw = panels.draw
+
+    def save(curves: Any, *paths: Path) -> None:
+        for path in paths:
+            figure_files.save(Figure(), path)
+
+    panels.draw = save
+    try:
+        yield
+    finally:
+        panels.draw = draw
 
 
 def _challenged(lab: Path) -> Any:
@@ -177,7 +199,7 @@ SCENES = [
     Scene(
         "schedule",
         lambda lab: call("schedule", "--out", lab / "schedule" / "schedule.png"),
-        lambda lab: (lab / "schedule" / "schedule.png").stat().st_size > 0,
+        lambda lab: (lab / "schedule" / "schedule.png").exists(),
     ),
 ]
 
@@ -200,7 +222,8 @@ def kind(path: Path) -> str:
     name = re.sub(r"\.[0-9a-f]{8}\.tmp$", "", name)
     if "tfevents" in name:
         return "events"
-    return re.sub(r"\d+", "#", re.sub(r"-?[0-9a-f]{16}", "", name))
+    name = re.sub(r"^[0-9a-f]{16}\b", "#", re.sub(r"-[0-9a-f]{16}\b", "", name))
+    return re.sub(r"\d+", "#", name)
 
 
 OF_OTHERS = {"events"}
@@ -210,24 +233,36 @@ KILL = -1
 
 
 class Fault:
-    """Lets the writing of a kind of file fail: at the opening, at the first write or at the rename
-    of the ``nth`` file. With KILL as the error, the process ends there, as if it were killed."""
+    """Lets the writing of a kind of file fail, and from then on all writing, as on a full disk.
 
-    def __init__(self, hit: str, error: int, moment: str = "write", nth: int = 1) -> None:
-        self.hit, self.error, self.moment, self.left = hit, error, moment, nth
+    Args:
+        hit: the kind of file.
+        error: the number of the error, or KILL to end the process there, as if it were killed.
+        moment: "open", "write", "rename" (just before it) or "renamed" (just after it).
+        nth: the number of the opening, write or rename of such a file that fails.
+        once: fail once only.
+    """
+
+    def __init__(self, hit: str, error: int, moment: str, nth: int = 1, once: bool = False) -> None:
+        self.hit, self.error, self.moment, self.left, self.once = hit, error, moment, nth, once
 
     @property
     def happened(self) -> bool:
-        return self.left <= 0
+        return self.left == 0
 
     def at(self, moment: str, path: Path) -> None:
-        if moment != self.moment or kind(Path(path)) != self.hit:
-            return
-        self.left -= 1
-        if self.left == 0:
-            if self.error == KILL:
-                os._exit(9)
-            raise OSError(self.error, os.strerror(self.error), str(path))
+        """Called at every moment of the writing of every file."""
+        if self.happened and not self.once:
+            self._fail(path)
+        if not self.happened and (moment, kind(path)) == (self.moment, self.hit):
+            self.left -= 1
+            if self.left == 0:
+                self._fail(path)
+
+    def _fail(self, path: Path) -> None:
+        if self.error == KILL:
+            os._exit(9)
+        raise OSError(self.error, os.strerror(self.error), str(path))
 
     @contextlib.contextmanager
     def injected(self) -> Iterator[None]:
@@ -249,6 +284,17 @@ class Fault:
             yield
         finally:
             Path.open, os.replace = opens, replaces
+
+
+class Moments(Fault):
+    """No fault: it counts the moments at which one could happen."""
+
+    def __init__(self) -> None:
+        super().__init__("", 0, "")
+        self.seen: dict[tuple[str, str], int] = {}
+
+    def at(self, moment: str, path: Path) -> None:
+        self.seen[kind(path), moment] = self.seen.get((kind(path), moment), 0) + 1
 
 
 class _Failing:
@@ -274,8 +320,10 @@ class _Failing:
 def killed(scene: Scene, lab: Path, fault: Fault) -> bool:
     """Run a scene in a child process that the fault kills; False if it ended before. Nothing is
     cleaned up: no ``finally`` runs."""
+    assert torch.get_num_threads() == 1, "a process with threads cannot be forked"
     child = os.fork()
     if child == 0:
+        signal.alarm(120)  # rather than wait for ever
         try:
             with fault.injected():
                 scene.run(lab)
@@ -289,22 +337,20 @@ def killed(scene: Scene, lab: Path, fault: Fault) -> bool:
 
 def start(lab: Path) -> Path:
     """The text that everything begins with."""
-    import json
-
     lab.mkdir(parents=True)
-    lines = (json.dumps({"text": document(number)}) + "\n" for number in range(12))
-    (lab / "text.jsonl").write_text("".join(lines))
+    texts = (
+        "".join(f"the square of {i} is {i * i}\n" for i in range(n, n + 40)) for n in range(12)
+    )
+    (lab / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return lab
 
 
 def copy(lab: Path, to: Path, *names: str) -> Path:
-    """A copy of some of the folders of a laboratory."""
+    """A new laboratory with copies of some of the folders of another one."""
     start(to)
     for name in names:
-        if (lab / name).exists():
-            shutil.copytree(lab / name, to / name)
+        shutil.copytree(lab / name, to / name)
     return to
 
 
 ERRORS = [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO]
-assert torch.get_num_threads() == 1, "a process with threads cannot be forked"
