@@ -287,14 +287,34 @@ class Fault:
 
 
 class Moments(Fault):
-    """No fault: it counts the moments at which one could happen."""
+    """No fault: it counts the moments at which one could happen, and sees which files are on the
+    disk when they are renamed."""
 
     def __init__(self) -> None:
         super().__init__("", 0, "")
         self.seen: dict[tuple[str, str], int] = {}
+        self.synced: set[int] = set()
+        self.too_early: list[Path] = []
 
     def at(self, moment: str, path: Path) -> None:
         self.seen[kind(path), moment] = self.seen.get((kind(path), moment), 0) + 1
+        if moment == "renamed" and path.stat().st_ino not in self.synced:
+            self.too_early.append(path)
+
+    @contextlib.contextmanager
+    def injected(self) -> Iterator[None]:
+        fsync = os.fsync
+
+        def synced(file: int) -> None:
+            fsync(file)
+            self.synced.add(os.fstat(file).st_ino)
+
+        os.fsync = synced
+        try:
+            with super().injected():
+                yield
+        finally:
+            os.fsync = fsync
 
 
 class _Failing:

@@ -26,7 +26,7 @@ ADVICE = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
     errno.EFBIG: _SPACE,
-    errno.EROFS: _ALLOWED,
+    errno.EROFS: "Make its file system writable, or give another folder.",
     errno.EACCES: _ALLOWED,
     errno.EPERM: _ALLOWED,
     errno.ENOENT: _GONE,

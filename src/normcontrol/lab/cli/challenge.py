@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normcontrol.lab.cli.flags import PresetName, parse, say, start
+from normcontrol.lab.cli.flags import PresetName, parse, say, start, unhindered
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.config import Config
 
@@ -81,7 +81,7 @@ def train(flags: Challenge, out: Path) -> Outcome:
         return Runner(
             ledger,
             device=device,
-            show=lambda label, status: board.show(name(label), status),
+            show=unhindered(lambda label, status: board.show(name(label), status)),
         ).run()
 
 

@@ -10,7 +10,9 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from normcontrol import __version__
 from normcontrol.lab.errors import LabError, explain, nearest
@@ -40,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     hand."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = run(args)
+        with threads_of_others():
+            status = run(args)
         sys.stdout.flush()
         return status
     except LabError as error:
@@ -49,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard_output()
         return 1
     except OSError as error:
-        return refuse(explain(error))
+        # Errors of files name the file. One that names none comes from the output.
+        return refuse(explain(error, Path("the output") if error.filename is None else None))
     except KeyboardInterrupt:
         print("normcontrol: stopped.", file=sys.stderr)
         return 130
@@ -66,11 +70,28 @@ def run(args: Sequence[str]) -> int:
     return call(args[0], args[1:])
 
 
+@contextlib.contextmanager
+def threads_of_others() -> Iterator[None]:
+    """Print no traceback for an error of the disk in a thread of another library: TensorBoard and
+    rich raise it in the main thread too, where it becomes a sentence."""
+    usual = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not isinstance(args.exc_value, OSError):
+            usual(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
+
+
 def refuse(sentence: str) -> int:
     print(f"normcontrol: {sentence}", file=sys.stderr)
     try:
         sys.stdout.flush()
-    except OSError:  # Python would print a traceback when it tries again at its end
+    except OSError:  # Python would try again at its end, and print a traceback
         discard_output()
     return 1
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from normcontrol.lab.cli.flags import parse
+from normcontrol.lab.cli.flags import parse, unhindered
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.study.scales import Scale
 
@@ -98,8 +98,8 @@ def train(flags: Study, ledger: Ledger) -> int:
             on=flags.on,
             only=flags.only,
             limit_minutes=flags.limit_minutes,
-            show=shown.show,
-            finished=shown.finished,
+            show=unhindered(shown.show),
+            finished=unhindered(shown.finished),
         ).run()
     return summary(outcome, ledger.out)
 

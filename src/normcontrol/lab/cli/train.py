@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normcontrol.lab.cli.flags import PresetName, parse, say, start
+from normcontrol.lab.cli.flags import PresetName, parse, say, start, unhindered
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.config import Config
 
@@ -47,7 +47,7 @@ def run(args: Sequence[str]) -> int:
                 flags.config,
                 out,
                 resume=bool(flags.resume),
-                display=lambda status: board.show(out.name, status),
+                display=unhindered(lambda status: board.show(out.name, status)),
             )
     finally:
         leave()

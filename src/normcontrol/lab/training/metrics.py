@@ -68,19 +68,22 @@ class Log(contextlib.AbstractContextManager["Log"]):
                 truncate(file, size)
         with self._sentences():
             self.metrics, self.timing = JSONL(path), JSONL(timing)
-        try:
-            if config.run.tensorboard:
-                self.others.append(TensorBoard(folder / "tensorboard", start=first))
-            if config.run.wandb:
-                about = {
-                    "name": folder.name,
-                    "id": _wandb_id(folder),
-                    "dir": str(folder),
-                    "config": config.flat(),
-                }
-                self.others.append(WandB(config.run.wandb, resume="allow", **about))
-        except (ModuleNotFoundError, RuntimeError) as error:
-            raise LabError(str(error)) from None
+            try:
+                self._open_others(config, first)
+            except (ModuleNotFoundError, RuntimeError) as error:
+                raise LabError(str(error)) from None
+
+    def _open_others(self, config: Config, first: int) -> None:
+        if config.run.tensorboard:
+            self.others.append(TensorBoard(self.folder / "tensorboard", start=first))
+        if config.run.wandb:
+            about = {
+                "name": self.folder.name,
+                "id": _wandb_id(self.folder),
+                "dir": str(self.folder),
+                "config": config.flat(),
+            }
+            self.others.append(WandB(config.run.wandb, resume="allow", **about))
 
     def write(self, step: int, **values: float) -> None:
         """Append a line to ``metrics.jsonl``: values that the computation determines."""
@@ -109,7 +112,8 @@ class Log(contextlib.AbstractContextManager["Log"]):
     def __exit__(self, *error: object) -> None:
         if self.metrics is not None:
             with self._sentences():
-                self.metrics.size()  # flushes it to the disk
+                for file in (self.metrics, self.timing):
+                    file.size()  # flushes it to the disk
                 for tracker in (self.metrics, self.timing, *self.others):
                     tracker.close()
 
