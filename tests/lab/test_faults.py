@@ -71,7 +71,7 @@ class Laboratory:
         that no scene before it writes, or all of them."""
         seen = {key: n for key, n in self.moments[scene.name].items() if key[0] != "mine.py"}
         if every:
-            return [(*key, nth) for key, n in seen.items() for nth in {1, (n + 1) // 2, n}]
+            return [(*key, nth) for key, n in seen.items() for nth in {1, n}]
         before = {name for s in SCENES[: SCENES.index(scene)] for name, _ in self.moments[s.name]}
         chosen = {}
         for number, ((name, moment), count) in enumerate(seen.items()):
