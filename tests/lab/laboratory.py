@@ -112,7 +112,8 @@ def _data(lab: Path) -> Any:
     dataset = batches.load(str(lab / "data"), "bytes", lab)
     words = tokenizer.stored(dataset.tokenizer, dataset.folder, dataset.tokenizer_sha256)
     tokens = [shard.tolist() for shard in (*dataset.train, *dataset.val)]
-    return dataset.digest, words.encode("the square of 7").tolist(), tokens
+    texts = [words.decode([token]) for token in range(words.size)]
+    return dataset.digest, words.encode("the square of 7").tolist(), texts, tokens
 
 
 def _train(name: str, **changes: Any) -> Callable[[Path], Said]:

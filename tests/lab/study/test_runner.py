@@ -174,24 +174,24 @@ def test_a_second_command_on_a_study_is_refused_and_a_live_run_is_left_alone(
 ):
     config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
     out = tmp_path / "out"
-    process = subprocess.Popen(command(study, out), stdout=subprocess.PIPE, text=True)
-    while process.poll() is None and not any(
-        len(metrics.read(folder)) > 5 for folder in (out / "work").glob("*")
-    ):
-        time.sleep(0.02)
     again = ["study", study, "--out", str(out), "--device", "cpu"]
-    assert main(again) == 1
-    said = capsys.readouterr()
-    assert f"Another command is running the study in {out}" in said.err
-    assert "finished" not in said.out
-    assert main([*again, "--only", "seed=0"]) == 1
-    assert f"Another command is running the study in {out}" in capsys.readouterr().err
-    assert process.poll() is None
-    assert len(list((out / "work").glob("*/metrics.jsonl"))) == 1
-    process.kill()
-    process.communicate()
+    process = subprocess.Popen(command(study, out), stdout=subprocess.PIPE, text=True)
+    try:
+        while process.poll() is None and not any(
+            len(metrics.read(folder)) > 5 for folder in (out / "work").glob("*")
+        ):
+            time.sleep(0.02)
+        for words in (again, [*again, "--only", "seed=0"]):
+            assert main(words) == 1
+            said = capsys.readouterr()
+            assert f"Another command is running the study in {out}" in said.err
+            assert "finished" not in said.out
+        assert process.poll() is None
+        assert len(list((out / "work").glob("*/metrics.jsonl"))) == 1
+    finally:
+        process.kill()
+        process.communicate()
     assert (out / ".lock").exists()
-    assert open_folder(out).results().problems == []
     config.save(tmp_path / "base.json")  # the lock that the killed process left blocks nothing
     assert Runner(begin(out, study, "tiny"), device="cpu", only=("seed=0",)).run().left == 0
 
