@@ -65,15 +65,19 @@ def flags(**changes: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Scene:
-    """A command that writes into one folder. Called again, it continues or does nothing."""
+    """A command that writes into one folder. Called again, it continues or does nothing. It is
+    called in the folder of the laboratory, with relative paths, so that a copy can be continued."""
 
     name: str
-    run: Callable[[Path], Said]
-    """Called with the folder of the laboratory."""
-    result: Callable[[Path], Any]
+    command: Callable[[Path], Said]
+    read: Callable[[Path], Any]
     """What was computed, read from the files. It may raise :class:`LabError`."""
     ends: int = 0
     """The exit status of the undisturbed command."""
+
+    def run(self, lab: Path) -> Said:
+        with _inside(lab):
+            return self.command(Path())
 
     def outcome(self, lab: Path) -> Any:
         """Run the command, and return what it results in, or None if it ended with a sentence."""
@@ -82,9 +86,20 @@ class Scene:
             assert said.refused, said
             return None
         try:
-            return self.result(lab)
+            with _inside(lab):
+                return self.read(Path())
         except LabError:
             return None
+
+
+@contextlib.contextmanager
+def _inside(lab: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(lab)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _prepare(lab: Path) -> Said:
