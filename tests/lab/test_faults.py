@@ -127,10 +127,11 @@ def test_copies_of_the_laboratory_end_as_the_original(lab, tmp_path):
 
 
 def places(content: bytes, count: int, chance: random.Random) -> set[int]:
-    """Bytes to change: a random one, and the first digits of numbers in JSON, which is valid JSON
-    with another value after that."""
+    """Bytes to change: random ones, in JSON a random one and the first digits of numbers, after
+    which it is still valid, with other values."""
     numbers = [found.end() - 1 for found in re.finditer(rb"[:,[]\s*-?\d", content)]
-    return {chance.randrange(len(content)), *chance.sample(numbers, min(count, len(numbers)))}
+    anywhere = {chance.randrange(len(content)) for _ in range(1 if numbers else count)}
+    return anywhere | set(chance.sample(numbers, min(count, len(numbers))))
 
 
 def changed_bytes(lab, tmp_path, every: bool, count: int) -> list[str]:
