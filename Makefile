@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quickstart test test-all test-versions bench dist docs figures gpu-test clean
+.PHONY: demo quickstart test test-all test-versions bench dist docs figures gpu-test ray-test clean
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
 demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and the control that matters
@@ -55,6 +55,10 @@ dist: $(READY)  ## wheel and sdist, checked, and each installed and tried in a c
 
 test-versions:  ## the core tests on the oldest, the pinned and the newest torch; downloads gigabytes, and deletes them
 	$(PYTHON) tools/versions.py
+
+ray-test: $(READY)  ## studies on Ray: a cluster of two nodes on this machine, one of which is killed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/python -m pytest -m slow -k ray tests/lab/study
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
 	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -rl --include='test_*.py' 'mark\.cuda' tests)

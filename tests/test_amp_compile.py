@@ -166,6 +166,29 @@ def test_every_setting_compiles(dtype, settings):
         assert torch.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [AdamWN, lambda params: NormControl(torch.optim.SGD(params, lr=0.1))],
+    ids=["AdamWN", "NormControl"],
+)
+def test_an_optimizer_can_be_constructed_in_a_compiled_function(make):
+    model, twin = SmallModel(), SmallModel()
+
+    def one_step(model):
+        opt = make(list(model.parameters()))
+        model.up.weight.grad = torch.ones_like(model.up.weight)
+        opt.step()
+        return opt
+
+    compiled = torch.compile(one_step, backend="eager")(model)
+    eager = one_step(twin)
+    assert torch.allclose(model.up.weight, twin.up.weight)
+    assert compiled.norms()["global"].norm.item() == pytest.approx(
+        eager.norms()["global"].norm.item()
+    )
+    compiled.step()
+
+
 def test_a_compiled_step_can_be_followed_by_an_eager_one():
     models = SmallModel(torch.float64), SmallModel(torch.float64)
     opts = [

@@ -1,11 +1,12 @@
-"""Draws docs/figures/transfer.png from the records of the study ``transfer``, and prints the table
-of regrets on the page transfer.md: ``python docs/figures/make_transfer.py``.
+"""Draws docs/figures/transfer.png from the records of the study ``transfer``, and prints the tables
+of regrets and differences on the page transfer.md: ``python docs/figures/make_transfer.py``.
 
 It reads records and trains nothing. What regret is, is defined in ``normcontrol.lab``.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +19,7 @@ import matplotlib.pyplot as plt
 from normcontrol.lab.studies import regret, transfer
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.study.evidence import Evidence
+from normcontrol.lab.study.statistics import paired
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "transfer-small"
@@ -31,8 +33,8 @@ STYLES = {
 """Colour and marker of each arm. The tuned gain is left out: where it is the one that is not tuned,
 its runs are the same."""
 
-Losses = dict[str, dict[float, dict[int, float]]]
-"""By arm, learning rate and seed."""
+Losses = dict[str, dict[regret.Condition, dict[int, float]]]
+"""By arm, condition and seed."""
 
 
 def evidence() -> Evidence:
@@ -53,57 +55,113 @@ def table(found: Evidence) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def differences(found: Losses) -> str:
+    """AdamWN at gain 0.8 minus each rival by condition, paired over seeds, in Markdown."""
+    rows = [["AdamWN at gain 0.8 minus", *regret.RIVALS, "seeds"], ["---"] * 4]
+    for condition in ordered():
+        by_arm = [found[arm][condition] for arm in (regret.FIXED, *regret.RIVALS)]
+        seeds = sorted(set.intersection(*map(set, by_arm)))
+        mine, *theirs = [[losses[seed] for seed in seeds] for losses in by_arm]
+        if seeds:
+            less = [str(paired(mine, other)) for other in theirs]
+            rows.append([str(condition), *less, str(len(seeds))])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def worst(found: Evidence) -> str:
+    """By axis, the worst regret of AdamWN at gain 0.8 minus that of each rival, paired over all
+    seeds, and over those by which nothing was tuned; in Markdown."""
+    regrets, arms = regret.Regrets.of(found), (regret.FIXED, *regret.RIVALS)
+    tuned = {cell.seed for cell in found.cells if cell.part == regret.TUNING}
+    rows = [["worst regret minus that of", *2 * (*regret.RIVALS, "seeds")], ["---"] * 7]
+    axes = {
+        axis: [c for c in ordered() if c.axis in ("base", axis)] for axis in transfer.CONDITIONS
+    }
+    for name, conditions in {**axes, "all": ordered()}.items():
+        every = regrets.seeds(arms, conditions)
+        row = [name]
+        for seeds in (every, [s for s in every if s not in tuned]):
+            mine, *theirs = [regrets.over(arm, conditions, seeds) for arm in arms]
+            row += [str(paired(mine, other)) if seeds else "-" for other in theirs]
+            row.append(", ".join(map(str, seeds)) or "-")
+        rows.append(row)
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def ordered() -> list[regret.Condition]:
+    """The base, then the conditions axis by axis with rising factors."""
+    axes = list(transfer.CONDITIONS)
+    some = sorted(transfer.conditions(), key=lambda c: (axes.index(c.axis), Fraction(c.factor)))
+    return [regret.BASE, *some]
+
+
 def losses(found: Evidence) -> Losses:
-    """Final validation losses of the settings that are carried over, on the axis of the learning
-    rate."""
+    """Final validation losses of the settings that are carried over."""
     out: Losses = defaultdict(lambda: defaultdict(dict))
-    rates = [c for c in transfer.conditions() if c.axis == "lr"]
-    factors = {str(regret.BASE): 1.0, **{str(c): float(Fraction(c.factor)) for c in rates}}
+    names = {str(c): c for c in ordered()}
     for cell in found.cells:
         arm, _, where = cell.arm.partition(regret.AT)
-        factor, record = factors.get(where or str(regret.BASE)), found.done.of(cell)
-        if cell.part != regret.TUNING and factor is not None and record is not None:
-            lr = transfer.PLANS["small"].base.optim.lr * factor
-            out[arm][lr][cell.seed] = record.value()
+        record = found.done.of(cell)
+        if cell.part != regret.TUNING and record is not None:
+            out[arm][names[where or str(regret.BASE)]][cell.seed] = record.value()
     return out
 
 
 def draw(found: Losses, path: Path) -> None:
-    """Two panels: the loss, and the loss minus that of AdamW with the same rate and seed.
-
-    Losses at neighbouring rates differ by far more than arms do at one rate, hence the second. The
-    lines are the runs with the first seed, the crosses those with other seeds.
-    """
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    """Two panels: the loss by learning rate, and the loss minus that of AdamW with the same seed in
+    every condition. In the first the lines are the runs with the first seed and the crosses those
+    with other seeds; in the second every mark is a run."""
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(13, 4.6), layout="constrained", width_ratios=(2, 3)
+    )
     base = found[regret.ADAMW]
+    rates = sorted((c for c in base if c.axis in ("base", "lr")), key=learning_rate)
     for arm, (colour, marker) in STYLES.items():
-        for ax, less in zip(axes, (False, True), strict=True):
-            points = {
-                (lr, seed): loss - (base[lr][seed] if less else 0.0)
-                for lr, by_seed in sorted(found[arm].items())
-                for seed, loss in by_seed.items()
-            }
-            first = {lr: value for (lr, seed), value in points.items() if seed == 0}
-            more = [(lr, value) for (lr, seed), value in points.items() if seed != 0]
-            ax.plot(list(first), list(first.values()), color=colour, marker=marker, label=arm)
-            if more:
-                ax.plot(*zip(*more, strict=True), color=colour, marker="x", linestyle="none")
-    rates = sorted(base)
-    for ax in axes:
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(rates, [f"{lr:g}" for lr in rates])
-        ax.set_xlabel("peak learning rate (0.002 is the base)")
+        first = {learning_rate(c): found[arm][c][0] for c in rates if 0 in found[arm][c]}
+        more = [(learning_rate(c), v) for c in rates for s, v in found[arm][c].items() if s]
+        left.plot(list(first), list(first.values()), color=colour, marker=marker, label=arm)
+        left.plot(*zip(*more, strict=True), color=colour, marker="x", linestyle="none")
+    left.set_xscale("log", base=2)
+    left.set_xticks([learning_rate(c) for c in rates], [f"{learning_rate(c):g}" for c in rates])
+    left.set_xlabel("peak learning rate (0.002 is the base)")
+    left.set_ylabel("validation loss")
+    left.legend(frameon=False, title="lines: seed 0, crosses: other seeds", fontsize=9)
+
+    shown = [c for c in ordered() if base[c]]
+    others = [arm for arm in STYLES if arm != regret.ADAMW]
+    for place, arm in enumerate(others):
+        colour, marker = STYLES[arm]
+        points = [
+            (x + 0.16 * (place - 1.5), loss - base[c][seed])
+            for x, c in enumerate(shown)
+            for seed, loss in found[arm][c].items()
+        ]
+        right.plot(
+            *zip(*points, strict=True),
+            color=colour, marker=marker, linestyle="none", label=arm, alpha=0.8,
+        )  # fmt: skip
+    right.axhline(0, color="black", linewidth=0.8)
+    for x, (one, other) in enumerate(itertools.pairwise(shown)):
+        if one.axis != other.axis:
+            right.axvline(x + 0.5, color="#dddddd", linewidth=0.8)
+    right.set_xticks(range(len(shown)), [str(c) for c in shown], rotation=45, ha="right")
+    right.set_ylabel("validation loss minus AdamW's, same seed")
+    right.legend(frameon=False, title="each mark is a run", fontsize=9)
+    for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("validation loss")
-    axes[1].set_ylabel("validation loss minus AdamW's, same seed")
-    axes[0].legend(frameon=False, title="lines: seed 0, crosses: other seeds", fontsize=9)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
+
+
+def learning_rate(condition: regret.Condition) -> float:
+    return transfer.changed(transfer.PLANS["small"].base, condition).optim.lr
 
 
 def main() -> None:
     found = evidence()
     print(table(found))
+    print(differences(losses(found)))
+    print(worst(found))
     draw(losses(found), HERE / "transfer.png")
     print("docs/figures/transfer.png")
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from normcontrol.schedule import lr_times as lr_times
     from normcontrol.schedule import piecewise as piecewise
     from normcontrol.schedule import trace as trace
+    from normcontrol.set_norm import set_norm_ as set_norm_
     from normcontrol.watch.average import reproject_ as reproject_
     from normcontrol.watch.trace import NormTrace as NormTrace
 
@@ -43,6 +44,7 @@ __all__ = [
     "predict",
     "recipes",
     "reproject_",
+    "set_norm_",
     "trace",
 ]
 
@@ -54,6 +56,7 @@ _HOMES = {
     "Reading": "groups.readings",
     "param_groups": "groups.members",
     "reproject_": "watch.average",
+    "set_norm_": "set_norm",
 }
 """The modules of the other public names, as far as that is not ``schedule``."""
 

@@ -23,6 +23,7 @@ from normcontrol.steppers.folded import FoldedStepper
 from normcontrol.steppers.fused import FusedStepper, why_not
 from normcontrol.steppers.stepper import PlainStepper
 from normcontrol.warn import warn_once
+from normcontrol.wrapper import not_compiled
 
 
 class AdamWN(NormControl):
@@ -53,6 +54,7 @@ class AdamWN(NormControl):
     2.0
     """
 
+    @not_compiled
     def __init__(
         self,
         params: ParamsT,
@@ -71,12 +73,14 @@ class AdamWN(NormControl):
         ratio: Value | None = None,
         norm: Value | None = None,
         rms: Value | None = None,
+        gain: Value | None = None,
         rate: Value = 1e-2,
         scope: Any = "global",
         law: str = "proportional",
         order: str = "after",
         start: Any = 0,
         controlled: Controlled | None = None,
+        outputs: Any = None,
         norm_group: Any = None,
     ) -> None:
         self.clip = clip = Clip(max_grad_norm)
@@ -112,12 +116,14 @@ class AdamWN(NormControl):
             ratio=ratio,
             norm=norm,
             rms=rms,
+            gain=gain,
             rate=rate,
             scope=scope,
             law=law,
             order=order,
             start=start,
             controlled="matrices" if controlled is None else controlled,
+            outputs=outputs,
             norm_group=norm_group,
             stepper=stepper,
         )
@@ -168,7 +174,7 @@ def replace_decay(adam: torch.optim.AdamW, weight_decay: float, marks: list[Any]
             "decay",
             f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are "
             "controlled, and its value is not used. The norm is set by ratio= and rate=.",
-            stacklevel=3,
+            stacklevel=4,
         )
     for group in groups:
         group["weight_decay"] = 0.0

@@ -38,27 +38,26 @@ from normcontrol.groups.state import (
     take_over_edits,
     unchanged_on_error,
 )
+from normcontrol.groups.turns import Turns, check_pieces
 from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper
 from normcontrol.target import TARGETS
-from normcontrol.wrapper import Wrapper
+from normcontrol.wrapper import Wrapper, not_compiled
 
 BUILT = ("sets", "stepper", "sharing", "_trainable", "_seen", "_has_shards", *Scaler._fields)
 """Attributes of a controller that are built again, not pickled."""
 
 
-def control_(
-    s: WeightSet, stepper: Stepper, clock: Clock, skip: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def control_(s: WeightSet, stepper: Stepper, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weight norm control of one set, in place: equation 3 of the paper for the proportional law.
 
     ``skip`` is GradScaler's ``found_inf``. Returns the target and the scale. The laws are in
     ``law.py``; a stepper may have multiplied by a guess already, see its contract.
     """
-    norm = stepper.measure(s)  #                        ||theta_t||
-    target = s.target(clock)  #                         r_t ||theta_0||
-    scale = s.apply_law(norm, target, clock, skip)  #   1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
-    stepper.multiply_(s, scale)  #                      theta_t <- scale * theta_t
+    norm = stepper.measure(s)  #                     ||theta_t||
+    target, rate = s.goal  #                         r_t ||theta_0||, k_t
+    scale = s.apply_law(norm, target, rate, skip)  # 1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
+    stepper.multiply_(s, scale)  #                   theta_t <- scale * theta_t
     return target.detach(), scale.detach()
 
 
@@ -72,6 +71,8 @@ class NormControl(Wrapper):
             constant.
         norm: the target norm itself, in place of a ratio.
         rms: the target root-mean-square of the weights, in place of a ratio.
+        gain: the target norm in units of sqrt(outputs), in place of a ratio: about the norm of a
+            row. It suits any width.
         rate: the fraction of the distance to the target that each step covers, k_t in [0, 1]. The
             norm follows with a time constant of 1/rate steps.
         scope: which weights share a norm: "global" (the paper), "group", "tensor", "row", "col", or
@@ -88,6 +89,7 @@ class NormControl(Wrapper):
         cautious: scale only the weights that the optimizer's update moved towards zero.
         controlled: which tensors: "matrices" (two or more dimensions, so not biases and norm
             layers), True (all), False (none), or a function of name and tensor.
+        outputs: for a gain, the axes that count the outputs of a tensor, if not the first one.
         norm_group: the process group whose ranks share the norms of the scopes "global" and
             "group", where that cannot be read from the tensors (FSDP1, ZeRO, pipeline stages).
             DTensors (FSDP2, tensor parallel) need none. It is not pickled or saved.
@@ -114,6 +116,7 @@ class NormControl(Wrapper):
     stepper: Stepper
     """How steps are carried out."""
 
+    @not_compiled
     def __init__(
         self,
         optimizer: Optimizer,
@@ -121,6 +124,7 @@ class NormControl(Wrapper):
         ratio: Value | None = None,
         norm: Value | None = None,
         rms: Value | None = None,
+        gain: Value | None = None,
         rate: Value = 1e-2,
         scope: Any = "global",
         law: str = "proportional",
@@ -130,23 +134,21 @@ class NormControl(Wrapper):
         relative_step: Value | None = None,
         cautious: bool = False,
         controlled: Controlled = "matrices",
+        outputs: Any = None,
         norm_group: Any = None,
         stepper: Callable[[Optimizer, Clock], Stepper] | None = None,
     ) -> None:
-        if isinstance(optimizer, NormControl):
-            raise TypeError(
-                "The optimizer is under norm control already; give its settings there, by group if "
-                "necessary."
-            )
-        given = {"ratio": ratio, "norm": norm, "rms": rms, "rate": rate, "scope": scope, "law": law}
-        given |= {"order": order, "size": size, "start": start}
-        given |= {"relative_step": relative_step, "cautious": cautious, "controlled": controlled}
+        given: dict[str, Any] = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain}
+        given |= {"rate": rate, "scope": scope, "law": law, "order": order, "size": size}
+        given |= {"start": start, "relative_step": relative_step, "cautious": cautious}
+        given |= {"controlled": controlled, "outputs": outputs}
         settings = DEFAULTS | normalise(given)
         if not any(kind in settings for kind in TARGETS):
             settings["ratio"] = PAPER_RATIO
         super().__init__(optimizer)
         self._settings, self._make_stepper = settings, stepper or PlainStepper
         self._norm_group, self._norm_group_lost = norm_group, False
+        self._turns = Turns()
         self._fresh = True  # whether the reference is still to be taken at the first step
         device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
         self.clock = Clock(torch.zeros((), dtype=torch.int64, device=device))
@@ -159,7 +161,7 @@ class NormControl(Wrapper):
             self._build()
         self._zero_hook = refuse_zero_redundancy(self) if norm_group is None else None
         if not self.sets:
-            warnings.warn(NOTHING_CONTROLLED, stacklevel=2)
+            warnings.warn(NOTHING_CONTROLLED, stacklevel=3)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -167,36 +169,48 @@ class NormControl(Wrapper):
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make one step of the optimizer and one of the controller."""
-        if (self._fresh or not torch.compiler.is_compiling()) and self._is_dry_run():
-            return self.stepper.optimizer_step(closure, NO_SCALER)
-        self._refresh()
+        if (self._fresh or not torch.compiler.is_compiling()) and not self._is_ours():
+            given = (self.__dict__.get(name) for name in Scaler._fields)
+            return self.stepper.optimizer_step(closure, Scaler(*given))
         scaler, loss, stepper = NO_SCALER, None, self.stepper
+        counted: Tensor | int = 0
+        fresh, calls = self._fresh, self.clock.calls
+        self._refresh()
         if "found_inf" in self.__dict__:
             scaler = Scaler(self.__dict__.get("grad_scale"), self.found_inf.reshape(()))
-        if closure is not None:
-            before = any(s.order == "before" for s in self.sets)
-            if before or stepper.needs_gradients:
-                with torch.enable_grad():
-                    loss, closure = closure(), None
-        if stepper.needs_gradients:
-            stepper.begin()
-
-        self._count(scaler.found_inf)
-        self._control("before", scaler.found_inf)
-        stepped = stepper.step(closure, scaler)
+        try:
+            if closure is not None:
+                before = any(s.order == "before" for s in self.sets)
+                if before or stepper.needs_gradients:
+                    with torch.enable_grad():
+                        loss, closure = closure(), None
+            counted = self._count(scaler.found_inf)
+            if stepper.needs_gradients:
+                stepper.begin()
+            with torch.set_grad_enabled(self.optimizer.defaults.get("differentiable", False)):
+                for s in self.sets:
+                    s.choose_goal(self.clock)
+            self._control("before", scaler.found_inf)
+            stepped = stepper.step(closure, scaler)
+        except BaseException:  # such as an error in the closure: this step was not made
+            self._fresh, self.clock.calls = fresh, calls
+            self.clock.step.sub_(counted)
+            raise
         self._control("after", scaler.found_inf)
         return stepped if loss is None else loss
 
-    def _count(self, found_inf: Tensor | None) -> None:
+    def _count(self, found_inf: Tensor | None) -> Tensor | int:
         """Count a step, in place and on its device; on the host if the host can know it."""
         clock = self.clock
-        clock.step.add_(1 if found_inf is None else (found_inf == 0).to(clock.step))
+        counted = 1 if found_inf is None else (found_inf == 0).to(clock.step)
+        clock.step.add_(counted)
         if torch.compiler.is_compiling():
             clock.known = False
         else:
             captured = clock.step.is_cuda and torch.cuda.is_current_stream_capturing()
             clock.known = clock.known and found_inf is None and not captured
             clock.calls += 1
+        return counted
 
     def _control(self, order: str, found_inf: Tensor | None) -> None:
         """Control the sets of this order."""
@@ -208,7 +222,7 @@ class NormControl(Wrapper):
                 self.stepper.sum_over_ranks(sets)
             for s in sets:
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
-                s.last = control_(s, self.stepper, self.clock, skip)
+                s.last = control_(s, self.stepper, skip)
                 if s.start is not None:
                     s.update_reference(self.clock, skip)
 
@@ -229,10 +243,7 @@ class NormControl(Wrapper):
         return readings(self.sets, self.param_groups, self.clock)
 
     def report(self) -> str:
-        """Return a table of the controlled tensors, with their norms and targets.
-
-        It waits for the device.
-        """
+        """Return a table of the controlled tensors with norms and targets. Waits for the device."""
         from normcontrol.watch.report import report
 
         return report(self)
@@ -248,40 +259,28 @@ class NormControl(Wrapper):
             self.param_groups.pop()
             raise
 
-    @torch.compiler.disable
-    def state_dict(self) -> dict[str, Any]:
+    def pack(self) -> dict[str, Any]:
         """Return the optimizer's state and groups, with the controller's entry: plain data."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
         self._hand_over()
-        packed = self.optimizer.state_dict()
+        packed = super().pack()
         packed["param_groups"] = [saved(group) for group in packed["param_groups"]]
-        for after in self._optimizer_state_dict_post_hooks.values():
-            packed = after(self, packed) or packed
         return packed
 
-    @torch.compiler.disable
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
-        state_dict = state_dict.copy()
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
         groups, step = restored_groups(state_dict["param_groups"], self.param_groups)
         step = step.detach().to(self.clock.step, copy=True)
-        self.optimizer.load_state_dict({**state_dict, "param_groups": groups})
+        before = self.param_groups
+        super().unpack({**state_dict, "param_groups": groups})
+        self._turns.replace(before, self.param_groups)
         self._set_step(step)
         self.clock.calls, self.clock.known = int(step.item()), True
         self._fresh = self.clock.calls == 0
         self._build()
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
 
     @property
     def norm_group(self) -> Any:
-        """The process group whose ranks share the norms.
-
-        Set it again on an optimizer that was pickled or copied.
-        """
+        """The process group whose ranks share the norms. A pickled or copied optimizer has none."""
         return self._norm_group
 
     @norm_group.setter
@@ -307,7 +306,7 @@ class NormControl(Wrapper):
     def _set_step(self, step: Tensor) -> None:
         """Store this tensor as the step of the clock and of all groups, which share it."""
         self.clock.step = step
-        for group in self.param_groups:
+        for group in (*self.param_groups, *self._turns.known):
             state_of(group)["step"] = step
 
     @torch.compiler.disable
@@ -321,6 +320,7 @@ class NormControl(Wrapper):
         self._seen = [settings_of(group, self._names) for group in self.param_groups]
         for s in self.sets:
             s.make_tables(self.clock)
+        self._turns.note(self.param_groups)
         self.stepper.prepare(self.sets, self.sharing)
 
     def _refresh(self) -> None:
@@ -356,10 +356,7 @@ class NormControl(Wrapper):
 
     @torch.compiler.disable
     def _begin(self) -> None:
-        """Measure the current weights as the reference, theta_0.
-
-        They may have been loaded, broadcast or moved since construction.
-        """
+        """Measure theta_0, the reference: weights may have been loaded since construction."""
         if self._zero_hook is not None:
             self._zero_hook.remove()
         references = measure_references(self.param_groups, self._find_sharing())
@@ -369,19 +366,24 @@ class NormControl(Wrapper):
         self._build()
 
     @torch.compiler.disable
-    def _is_dry_run(self) -> bool:
-        """Return whether this step only creates the optimizer's state.
-
-        torch.distributed.checkpoint makes such a step if it finds no state: the learning rate and
-        all gradients are zero. Control must not move the weights then.
-        """
-        groups = self.optimizer.param_groups
+    def _is_ours(self) -> bool:
+        """Return whether this call is a step of the controller too; see ``groups/turns.py``."""
+        groups, usual = self.optimizer.param_groups, self._turns.firsts
+        is_usual = len(groups) == len(usual)
+        for group, first in zip(groups, usual, strict=False):
+            is_usual = is_usual and (group["params"][0] if group["params"] else None) is first
+        if not is_usual:
+            if not self._turns.include(groups, self.sets, self.stepper.clips):
+                return False
+            if not self._fresh and (self._norm_group is not None or self._turns.hidden(groups)):
+                check_pieces(groups, self.sets)
+                self._build()
         for group in groups:
             lr = group.get("lr", 1)
             on_device = isinstance(lr, Tensor) and not lr.is_cpu  # reading it waits for the device
             if (on_device and not self._fresh) or float(lr) != 0:
-                return False
-        return self.sharing.all_zero([p for group in groups for p in group["params"]])
+                return True
+        return not self.sharing.all_zero([p for group in groups for p in group["params"]])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: all but hooks, and objects that can be built again."""

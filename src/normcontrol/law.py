@@ -99,7 +99,9 @@ class Integral:
     count: Tensor
 
     def __call__(self, norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
-        self.multiplier.add_(rate * (norm.square() - target.square()) / self.count).clamp_(min=0)
+        change = rate * (norm.square() - target.square()) / self.count
+        change = torch.where(torch.isfinite(change), change, 0.0)  # it must not learn from NaN
+        self.multiplier.add_(change).clamp_(min=0)
         return 1 - 2 * self.multiplier
 
 
@@ -121,7 +123,7 @@ def law_of(name: str) -> Law | None:
     >>> law_of("band(0.5)")
     Band(low=0.5)
     """
-    band = re.fullmatch(r"band\(([\d.e+-]+)\)", name)
+    band = re.fullmatch(r"band\(([\d.e+-]+)\)", str(name))
     if band and 0 <= float(band[1]) <= 1:
         return Band(float(band[1]))
     if name == "integral":

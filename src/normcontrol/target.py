@@ -8,32 +8,51 @@ a setting of every group. A target knows nothing about laws, schedules or optimi
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Unit = Callable[[Tensor, Tensor], Tensor]
-"""A function of (reference norm, norm of weights whose root-mean-square is 1), element-wise."""
+
+class Units(NamedTuple):
+    """Norms that a target can be a multiple of, each of the same shape."""
+
+    reference: Tensor
+    """The reference norm, ``||theta_0||``."""
+    rms: Tensor
+    """The norm of weights whose root-mean-square is 1: the root of their number."""
+    gain: Tensor
+    """The norm of weights whose gain is 1: the root of their number of outputs."""
 
 
-def ratio(reference: Tensor, unit_rms: Tensor) -> Tensor:
+def ratio(units: Units) -> Tensor:
     """The target is a multiple of the reference norm ``||theta_0||``, as in the paper."""
-    return reference
+    return units.reference
 
 
-def norm(reference: Tensor, unit_rms: Tensor) -> Tensor:
+def norm(units: Units) -> Tensor:
     """The target is the norm itself."""
-    return torch.ones_like(reference)
+    return torch.ones_like(units.reference)
 
 
-def rms(reference: Tensor, unit_rms: Tensor) -> Tensor:
-    """The target is the root-mean-square of the weights.
+def rms(units: Units) -> Tensor:
+    """The target is the root-mean-square of the weights."""
+    return units.rms
 
-    >>> rms(torch.tensor(7.0), torch.tensor(10.0))  # 100 weights of rms 1 have a norm of 10
-    tensor(10.)
+
+def gain(units: Units) -> Tensor:
+    """The target is the gain: the norm of the rows of a matrix, on average.
+
+    >>> gain(Units(torch.tensor(7.0), rms=torch.tensor(24.0), gain=torch.tensor(3.0)))
+    tensor(3.)
     """
-    return unit_rms
+    return units.gain
 
 
-TARGETS: dict[str, Unit] = {"ratio": ratio, "norm": norm, "rms": rms}
+TARGETS: dict[str, Callable[[Units], Tensor]] = {
+    "ratio": ratio,
+    "norm": norm,
+    "rms": rms,
+    "gain": gain,
+}
 """The kinds of target, by the name of the setting."""

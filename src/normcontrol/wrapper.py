@@ -6,9 +6,13 @@ This file knows nothing about norms. It only makes a wrapper look like the optim
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import torch
 from torch.optim import Optimizer
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 HOOKS = (
     "step_pre",
@@ -19,6 +23,15 @@ HOOKS = (
     "load_state_dict_post",
 )
 """The events for which torch keeps hooks on an optimizer."""
+
+
+def not_compiled(function: F) -> F:
+    """Keep torch.compile out of a function, as ``torch.compiler.disable`` does, with its type.
+
+    The compiler cannot follow the construction of an optimizer that has its groups from another
+    one: a compiled function that constructs it calls the constructor as it is.
+    """
+    return torch.compiler.disable(function)
 
 
 class Wrapper(Optimizer):
@@ -34,6 +47,11 @@ class Wrapper(Optimizer):
                 f"{type(optimizer).__name__}. Construct the optimizer first: "
                 f"{type(self).__name__}(torch.optim.SGD(model.parameters(), lr=0.1)). In JAX, put "
                 "normcontrol.optax.control_norm last in the chain."
+            )
+        if isinstance(optimizer, Wrapper):
+            raise TypeError(
+                "The optimizer is under norm control already; give its settings there, by group if "
+                "necessary."
             )
         self.optimizer = optimizer
         # What Optimizer.__init__ creates beside groups and state, which are the wrapped one's.
@@ -60,6 +78,34 @@ class Wrapper(Optimizer):
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return self.optimizer.defaults
+
+    @torch.compiler.disable
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state and the groups as plain data. Hooks run before and after."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        packed = self.pack()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            packed = after(self, packed) or packed
+        return packed
+
+    @torch.compiler.disable
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; nothing changes if it does not fit. Hooks run before and after."""
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, state_dict) or state_dict
+        self.unpack(state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def pack(self) -> dict[str, Any]:
+        """Return what :meth:`state_dict` returns, without hooks."""
+        return self.optimizer.state_dict()
+
+    def unpack(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`load_state_dict` loads, without hooks."""
+        self.optimizer.load_state_dict(state_dict)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

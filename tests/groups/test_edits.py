@@ -17,6 +17,7 @@ OTHER = {
     "ratio": 1.5,
     "norm": 5.0,
     "rms": 0.25,
+    "gain": 0.8,
     "rate": 0.25,
     "law": "upper",
     "order": "before",
@@ -24,6 +25,7 @@ OTHER = {
     "cautious": True,
     "scope": "global",
     "controlled": True,
+    "outputs": (1,),
     "size": "spectral",
     "start": 5,
 }
@@ -32,6 +34,7 @@ WRONG = {
     "ratio": -1.0,
     "norm": float("nan"),
     "rms": -0.1,
+    "gain": -0.1,
     "rate": 1.5,
     "law": "sideways",
     "order": "sideways",
@@ -39,6 +42,7 @@ WRONG = {
     "cautious": "sideways",
     "scope": "sideways",
     "controlled": "sideways",
+    "outputs": "sideways",
     "size": "sideways",
     "start": -1,
 }
@@ -103,7 +107,7 @@ def test_a_value_that_cannot_be_is_refused_and_nothing_changes(name, value, flat
         assert torch.equal(p, undisturbed[0])
     if flat:
         del opt.param_groups[0][name]
-    elif BASE.get(name) is None and name in ("ratio", "rms"):
+    elif BASE.get(name) is None and name in TARGETS:
         del opt.param_groups[0]["control"][name]
     else:
         edit(opt, name, undisturbed[1].param_groups[0]["control"][name], flat)

@@ -11,6 +11,7 @@ from definitions import gradients, weights
 from torch import nn
 
 from normcontrol import AdamWN, NormControl, lr_times
+from normcontrol.mechanisms import start
 from normcontrol.mechanisms.size import Statistic
 from normcontrol.schedule import every
 
@@ -128,3 +129,25 @@ def test_freezing_one_tensor_leaves_the_memory_of_the_others(law):
     after = opt.state_dict()["param_groups"][0]["control"]["memory"]
     assert not torch.equal(after[:, 1], before[:, 1])
     assert (after[:, 0] >= frozen[:, 0]).any()
+
+
+def test_a_skipped_step_is_not_sampled_again_by_an_inflection(monkeypatch):
+    """GradScaler skips the call after a sample. The step is not counted, so its number is that of
+    the sample; a second sample there would see no growth and start."""
+    monkeypatch.setattr(start, "SAMPLED_EVERY", 2)
+    for skips in (False, True):
+        p = nn.Parameter(torch.eye(4))
+        sgd = torch.optim.SGD([p], lr=1.0, fused=True)  # GradScaler tells it of an overflow
+        opt = NormControl(sgd, ratio=1.0, rate=1.0, start="inflection")
+        for step in range(1, 9):
+            p.grad = -0.2 * p.detach()  # the norm grows ever faster: no inflection
+            opt.step()
+            if skips and step == 6:
+                p.grad = torch.zeros_like(p)
+                opt.found_inf = torch.ones(())
+                opt.step()
+                del opt.found_inf
+        control = opt.param_groups[0]["control"]
+        assert int(control["step"]) == 8
+        assert not control["memory"][-1].any()
+        assert p.detach().norm().item() == pytest.approx(2 * 1.2**8)

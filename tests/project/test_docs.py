@@ -161,7 +161,7 @@ def test_the_figures_are_those_that_the_scripts_make():
 
 def test_grokking_runs(tmp_path):
     said = run(str(ROOT / "examples/grokking.py"), "--steps", "40", cwd=tmp_path)
-    assert len(re.findall(r"^AdamWN?, .* generalised never$", said, re.M)) == 9
+    assert len(re.findall(r"^AdamWN?, .* generalised never$", said, re.M)) == 10
     assert (tmp_path / "runs/grokking.png").stat().st_size > 10_000
 
 
@@ -183,8 +183,11 @@ def test_the_predictions_page_has_the_tables_of_its_results(scale, monkeypatch):
     assert predict.table(result) in (ROOT / "docs/predict.md").read_text()
 
 
-def test_the_page_of_transfer_has_the_table_of_its_results(monkeypatch):
+def test_the_page_of_transfer_has_the_tables_of_its_results(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
     import make_transfer
 
-    assert make_transfer.table(make_transfer.evidence()) in (ROOT / "docs/transfer.md").read_text()
+    page, found = (ROOT / "docs/transfer.md").read_text(), make_transfer.evidence()
+    assert make_transfer.table(found) in page
+    assert make_transfer.differences(make_transfer.losses(found)) in page
+    assert make_transfer.worst(found) in page

@@ -19,7 +19,7 @@ LAYERS = [
     {"groups"},
     {"steppers"},
     {"control"},
-    {"adamwn"},
+    {"adamwn", "set_norm"},
     {"watch"},
     {"predict"},
     {"methods"},
@@ -29,7 +29,7 @@ LAYERS = [
 """From bottom to top. A module imports from its own folder and from the layers below it."""
 
 LAB_LAYERS = [
-    {"errors", "files"},
+    {"errors", "files", "ranges", "seeds", "text"},
     {"data"},
     {"training"},
     {"study"},

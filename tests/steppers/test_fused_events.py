@@ -26,6 +26,7 @@ from processes import run as run_processes
 from torch import nn
 
 from normcontrol import AdamWN, linear
+from normcontrol.steppers.tables import Launches
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.cuda] if CUDA else []
@@ -52,8 +53,31 @@ def test_an_overflow_step_changes_nothing(order):
     for i, state in opt.state_dict()["state"].items():
         assert all(torch.equal(value, before[1]["state"][i][key]) for key, value in state.items())
     assert opt.param_groups[0]["control"]["step"].item() == 2
+    twins = tensors([100, 3000])
+    other = kernels(twins, order=order, ratio=1.5, rate=0.5)
+    run(other, twins, range(1, 5))
     run(opt, params, range(3, 5))
-    assert all(torch.isfinite(p).all() for p in params)
+    assert all(torch.equal(p, q) for p, q in zip(params, twins, strict=True))
+
+
+def bad_at_step_3(step):
+    return torch.where(step == 3, -1.0, 1.0)
+
+
+@here
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_a_step_that_is_refused_or_whose_closure_raises_changes_nothing(order):
+    params = tensors([100, 3000])
+    opt = kernels(params, order=order, ratio=1.5, rate=0.5)
+    run(opt, params, range(1, 3))
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(ZeroDivisionError):
+        opt.step(lambda: 1 / 0)
+    opt.param_groups[0]["control"]["ratio"] = bad_at_step_3
+    with pytest.raises(ValueError, match=r"is -1 at step 3: .* this step was not made"):
+        opt.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+    assert opt.clock.step.item() == opt.clock.calls == 2
 
 
 @here
@@ -90,24 +114,39 @@ def test_max_grad_norm_clips_as_clip_grad_norm_does(limit, fused):
     assert worst(ours, theirs) < 1e-6
 
 
+def through_data(p, factor):
+    p.data.mul_(factor)  # leaves the version as it is
+
+
+def in_place(p, factor):
+    with torch.no_grad():
+        p.mul_(factor)
+
+
+def in_other_memory(p, factor):
+    p.data = p.data * factor
+
+
 @here
-def test_weights_that_were_changed_between_steps_are_measured_again():
-    """Order "before" uses the sums of the last step as the norm, unless the weights were changed
-    since then."""
+@pytest.mark.parametrize("change", [through_data, in_place, in_other_memory])
+@pytest.mark.parametrize("scope", ["global", "tensor"])
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_weights_that_were_changed_between_steps_are_measured_again(order, scope, change):
     ours, theirs = tensors(), tensors()
-    fast = kernels(ours, order="before", rate=0.5)
-    plain = AdamWN(everything(theirs), LR, BETAS, fused=False, order="before", rate=0.5)
+    settings = {"order": order, "scope": scope, "rate": 0.5}
+    fast = kernels(ours, **settings)
+    plain = AdamWN(everything(theirs), LR, BETAS, fused=False, **settings)
     for opt, params in ((fast, ours), (plain, theirs)):
         run(opt, params, range(1, 3))
-        with torch.no_grad():
-            params[1].mul_(7.0)
+        change(params[1], 7.0)
         run(opt, params, range(3, 5))
-        copies = copy.deepcopy([p.detach() for p in params])
-        with torch.no_grad():
-            for p, q in zip(params, copies, strict=True):
-                p.copy_(1.1 * q)
-        run(opt, params, range(5, 7))
+        for p in params:
+            change(p, 1.1)
+        run(opt, params, range(5, 6))
+    assert fast.implementation == "Triton kernels"
     assert worst(ours, theirs) < 1e-6
+    for name, reading in fast.norms().items():
+        assert reading.norm.item() == pytest.approx(plain.norms()[name].norm.item(), rel=1e-6)
 
 
 @here
@@ -135,19 +174,27 @@ def test_order_after_corrects_the_weights_only_if_its_guess_missed():
 
 
 @here
-def test_order_before_needs_no_pass_beside_adams(monkeypatch):
+@pytest.mark.parametrize(("order", "passes"), [("after", []), ("before", ["sum_squares"])])
+def test_order_before_reads_the_weights_once_more_and_order_after_does_not(
+    order, passes, monkeypatch
+):
     params = tensors([100, 3000])
-    opt = kernels(params, order="before")
+    groups = [{"params": [p], "controlled": True} for p in params]
+    opt = kernels(params, groups, order=order, scope="group")
     run(opt, params, range(1, 3))
+    launched = []
+    launch = Launches.__call__
     monkeypatch.setattr(
-        "normcontrol.steppers.fused.Plan.measure",
-        lambda *_: pytest.fail("the weights were measured again"),
+        Launches,
+        "__call__",
+        lambda self, kernel, *given, **constants: (
+            launched.append(kernel.fn.__name__),
+            launch(self, kernel, *given, **constants),
+        ),
     )
-    monkeypatch.setattr(
-        "normcontrol.weights.passes.measure",
-        lambda *_: pytest.fail("the weights were measured again"),
-    )
-    run(opt, params, range(3, 5))
+    run(opt, params, range(3, 4))
+    assert [name for name in launched if name == "sum_squares"] == 2 * passes
+    assert launched.count("adam") == 2
 
 
 @here
@@ -216,6 +263,18 @@ def test_tensors_that_the_kernels_cannot_handle_go_to_torch_and_the_report_says_
     p.grad = torch.ones(4, 6, device=DEVICE)
     opt.step()
     assert opt.implementation == "Triton kernels"
+
+
+@here
+def test_parameters_that_share_memory_go_to_torch():
+    """One kernel steps all tensors at once: two that are the same would be stepped once."""
+    p = tensors([100])[0]
+    opt = kernels([p, nn.Parameter(p.detach())])
+    for q in opt.param_groups[0]["params"]:
+        q.grad = torch.ones_like(q)
+    with pytest.warns(UserWarning, match="since two parameters share memory"):
+        opt.step()
+    assert "two parameters share memory" in opt.report()
 
 
 @here

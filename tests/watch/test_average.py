@@ -8,7 +8,7 @@ import torch
 from small import SmallModel, matrices, total_norm, train
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from normcontrol import AdamWN, reproject_
+from normcontrol import AdamWN, NormControl, reproject_
 
 
 @pytest.mark.parametrize("scope", ["global", "tensor", "row"])
@@ -44,3 +44,14 @@ def test_an_average_of_another_model_is_refused():
         ValueError, match=r"controls embed\.weight, which is not a parameter of the given model"
     ):
         reproject_(SmallModel(), SmallModel(), opt)
+
+
+@pytest.mark.parametrize("settings", [{"rate": 0.0}, {"cautious": True}, {"relative_step": 0.01}])
+def test_reprojection_reaches_the_target_whatever_the_settings_of_a_step_are(settings):
+    model = SmallModel()
+    opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), ratio=1.5, **settings)
+    train(model, opt, range(2))
+    average = AveragedModel(model)
+    reproject_(average, model, opt)
+    target = 1.5 * total_norm(matrices(SmallModel()))
+    assert total_norm(matrices(average)) == pytest.approx(target, rel=1e-6)

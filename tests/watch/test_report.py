@@ -3,6 +3,7 @@ over the weights and without waiting for the device."""
 
 from __future__ import annotations
 
+import math
 import traceback
 
 import pytest
@@ -170,6 +171,7 @@ def test_the_report_is_a_table_of_the_controlled_tensors():
     assert whole[3:] == [
         f"{total_norm([SmallModel().up.weight, SmallModel().down.weight]):.4g}",
         f"{total_norm(two):.4g}",
+        f"{total_norm(two) / math.sqrt(16 + 8):.4f}",
         f"{total_norm(two) / total_norm([SmallModel().up.weight, SmallModel().down.weight]):.4f}",
         f"{1.5 * total_norm([SmallModel().up.weight, SmallModel().down.weight]):.4g}",
     ]

@@ -6,6 +6,7 @@ recognised, it is refused with a sentence that says what to do. This file measur
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from normcontrol.scope import Scope
 MARKS = {
     "_fsdp_flattened": "FSDP1's flat parameters",
     "tensor_model_parallel": "a tensor that Megatron splits",
+    "ds_id": "a tensor that DeepSpeed's ZeRO-3 splits",
 }
 """Attributes by which layouts mark their shards, and what these are."""
 
@@ -45,32 +47,78 @@ def check_recognised(
 
     ``captured`` are the reference norms that were stored before, one for every part.
     """
-    if not has_several_ranks():
+    if sharing.norm_group is not None:
+        if not scope.joint:
+            _check_whole(names, params, scope)
         return
-    if sharing.norm_group is None:
+    if has_several_ranks():
         _check_marks(names, params)
-        if captured is not None and not any(map(is_dtensor, params)):
-            _check_count(len(captured), sum(scope.sizes(params)))
-    elif not scope.joint:
-        _check_whole(names, params, scope)
+    if captured is not None and not any(map(is_dtensor, params)):
+        _check_replaced(len(captured), params, scope)
 
 
 def _check_marks(names: Sequence[str], params: Sequence[Tensor]) -> None:
     for mark, kind in MARKS.items():
         for name, p in zip(names, params, strict=True):
-            if getattr(p, mark, False):
+            if getattr(p, mark, False) is not False:  # the first ds_id is 0
                 raise ValueError(
                     f"{name} is this rank's shard of {kind}, and its norm is not that of the "
                     f"whole. {ADVICE}."
                 )
 
 
-def _check_count(before: int, now: int) -> None:
-    if before != now:
+def _check_replaced(before: int, params: Sequence[Tensor], scope: Scope) -> None:
+    now = sum(scope.sizes(params))
+    is_flat = len(params) == 1 and params[0].dim() == 1
+    # On one process a vector of all weights has the norm of all weights, but no parts.
+    may_differ = not has_several_ranks() and now > 0 and (scope.joint or not is_flat)
+    if before != now and not may_differ:
         raise ValueError(
             f"The optimizer was constructed with {before} norms to control in a group, and now "
             f"finds {now}: its tensors were replaced, as ZeRO replaces them by this rank's shards. "
-            f"{ADVICE}; with flat shards, also controlled=True."
+            f"{ADVICE}; with flat shards, also controlled=True, and scope='global' or 'group'."
+        )
+
+
+def is_partitioned(param: Any) -> bool:
+    """Return whether this is a parameter of DeepSpeed's ZeRO-3 whose values are elsewhere.
+
+    Its own data is empty, and ``ds_tensor`` has this rank's shard. The optimizer gets the shards of
+    a group as one vector, in its first step.
+    """
+    return hasattr(param, "ds_shape") and param.numel() == 0 and math.prod(param.ds_shape) > 0
+
+
+def check_partitioned(
+    names: Sequence[str] | None,
+    params: Sequence[Tensor],
+    rule: Any,
+    scope: Scope,
+    sharing: Sharing,
+) -> None:
+    """Refuse parameters of ZeRO unless their shards can be controlled from the first step on.
+
+    ``params`` are all tensors of a group, ``names`` their names if they have some, and ``rule`` is
+    the group's ``controlled``.
+    """
+    if names and isinstance(rule, tuple) and len(names) != len(params):
+        raise ValueError(
+            f"controlled selects {', '.join(rule[:3])} by name, but the {len(names)} tensors of "
+            f"the group were replaced by {len(params)}, as ZeRO replaces them by this rank's "
+            "shards. Put the weights to control into a group with controlled=True, and set "
+            "controlled=False in the others."
+        )
+    index = next((i for i, p in enumerate(params) if is_partitioned(p)), None)
+    if rule is False or index is None:
+        return
+    name = names[index] if names else f"tensor {index}"
+    if sharing.norm_group is None or rule is not True or not scope.joint:
+        raise ValueError(
+            f"{name} is a parameter of DeepSpeed's ZeRO-3: it is empty, and the optimizer gets the "
+            "shards of a group as one vector. Which of them are matrices, and where a tensor or "
+            "row begins, cannot be seen then. Give norm_group, the data-parallel process group; "
+            "put the weights to control into one group with controlled=True and scope='global' or "
+            "'group', and set controlled=False in the others."
         )
 
 

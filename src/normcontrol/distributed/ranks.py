@@ -49,14 +49,26 @@ def is_mixed(params: Iterable[Any]) -> bool:
     return len({p.device_mesh if is_dtensor(p) else None for p in params}) > 1
 
 
+def devices_of(group: Any) -> list[str]:
+    """Return the types of the devices whose tensors a process group can sum.
+
+    The list is empty for a group that was made without torch.distributed's own functions.
+    """
+    try:
+        backends = dist.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
+    except (TypeError, ValueError):
+        return []
+    return [backend.partition(":")[0] for backend in backends.split(",")]
+
+
 def sum_over_ranks(values: Tensor, ranks: Ranks) -> Tensor:
     """Return the sums over the ranks; ``values`` may be overwritten.
 
     On an accelerator the host does not wait for them.
     """
-    devices = [device.type for device in ranks.group._device_types]
+    devices = devices_of(ranks.group)
     # CPU-offloaded weights under NCCL are summed on the accelerator.
-    sent = values if values.device.type in devices else values.to(devices[0])
+    sent = values.to(devices[0]) if devices and values.device.type not in devices else values
     try:
         dist.all_reduce(sent, group=ranks.group)
     except RuntimeError as error:

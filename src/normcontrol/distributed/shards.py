@@ -134,10 +134,19 @@ class Shards:
             whole.index_copy_(-1, places, sum_over_ranks(mine, ranks))
         return whole
 
-    def unit_norms(self) -> Tensor:
-        """Return the norms of weights of root-mean-square 1, for the shares of ``norm_group``."""
+    @property
+    def is_gathered(self) -> bool:
+        """Whether :meth:`whole` communicates: some parts are known to other ranks only."""
+        return bool(self._gathers)
+
+    def unit_norms(self, amounts: Sequence[float]) -> Tensor:
+        """Return the roots of what the whole tensors have, for the shares of ``norm_group``.
+
+        A rank has of the amount of a tensor the part that it has of its elements.
+        """
         assert self.norm_group is not None
-        counts = [float(local(p).numel()) for p in self.params]
+        pairs = zip(amounts, self.params, strict=True)
+        counts = [amount * local(p).numel() / max(p.numel(), 1) for amount, p in pairs]
         elements = torch.tensor(counts, dtype=torch.float64, device=self.device)
         if self._counted is not None:
             elements = elements * self._counted

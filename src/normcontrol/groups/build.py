@@ -6,16 +6,22 @@ sharing, and nothing about laws, schedules or steppers.
 
 from __future__ import annotations
 
+import math
 from itertools import compress
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normcontrol.distributed.layouts import check_recognised
+from normcontrol.distributed.layouts import (
+    check_partitioned,
+    check_recognised,
+    is_partitioned,
+)
 from normcontrol.distributed.shards import shards_of, whole_norms
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.members import Members, members_of
+from normcontrol.groups.outputs import is_known, outputs_of
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import (
     Group,
@@ -23,6 +29,7 @@ from normcontrol.groups.settings import (
     check_references,
     check_sharded,
     check_shared,
+    target_kind,
 )
 from normcontrol.groups.state import add_settings, state_of
 from normcontrol.mechanisms.size import size_of
@@ -57,6 +64,8 @@ def check_members(group: Group, members: Members) -> None:
                 "the model first, then construct the optimizer."
             )
         check_axes(parse_scope(state_of(group)["scope"]), name, p)
+        if target_kind(state_of(group)) == "gain":
+            outputs_of(name, p, state_of(group)["outputs"])
 
 
 @torch.no_grad()
@@ -64,8 +73,9 @@ def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
     """Return the norm of every part of a group as it is now, to become the reference."""
     names, params = members
     control = state_of(group)
-    scope = parse_scope(control["scope"])
-    captured = control.get("reference")
+    scope, rule = parse_scope(control["scope"]), control["controlled"]
+    check_partitioned(group.get("param_names"), group["params"], rule, scope, sharing)
+    captured = None if rule is False else control.get("reference")
     check_recognised(names, params, scope, sharing, captured)
     if sharing.norm_group is not None and scope.joint:
         # The stored norm is one number, from which a frozen tensor could not be taken out later.
@@ -95,6 +105,7 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     # A rank without weights of a shared norm still takes part in the sum. That no rank has any such
     # weights can be seen from the norm alone.
     empty = all(s.is_joint_over_ranks and not bool(s.initial.any()) for s in sets)
+    empty = empty and not any(is_partitioned(p) for group in groups for p in group["params"])
     if sharing.norm_group is not None and empty:
         raise ValueError(
             "norm_group was given, but nothing would be controlled: outside groups with "
@@ -119,6 +130,7 @@ def _weight_set(
     stored: list[Tensor] = []
     shares: list[int] = []
     columns: list[Tensor] = []
+    outputs: list[float] = []
     scope = parse_scope(state_of(groups[indices[0]])["scope"])
     one_number = sharing.norm_group is not None and scope.joint
     for index in indices:
@@ -126,6 +138,10 @@ def _weight_set(
         trained = [p.requires_grad for p in members[index].params]
         pairs = zip(*members[index], trained, strict=True)
         unfrozen = [(name, p) for name, p, is_trained in pairs if is_trained]
+        axes = state_of(groups[index])["outputs"]
+        outputs += [
+            outputs_of(name, p, axes) if is_known(p, axes) else math.nan for name, p in unfrozen
+        ]
         names += [name for name, _ in unfrozen]
         params += [p for _, p in unfrozen]
         if one_number:
@@ -143,6 +159,7 @@ def _weight_set(
         [groups[i] for i in indices],
         names,
         params,
+        outputs,
         stored,
         shards,
         None if all_trained or not columns else torch.cat(columns),

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from normcontrol.distributed.ranks import is_dtensor
+from normcontrol.groups.outputs import split_by_outputs
+from normcontrol.weights.memory import overlaps, view_of
 
 CONTROL = "control"
 """The key of a group under which the controller stores its settings and state."""
@@ -57,10 +59,9 @@ def controlled_params(group: Mapping[str, Any], index: int = 0) -> list[tuple[st
     A tensor without elements has no norm.
     """
     rule = group.get(CONTROL, group).get("controlled", "matrices")
-    names = group.get("param_names")
     found = []
     for j, p in enumerate(group["params"]):
-        name = names[j] if names else f"group{index}.tensor{j}"
+        name = name_of(group, index, j)
         chosen = name in rule if isinstance(rule, tuple) else rule is True or p.dim() >= 2
         if rule and chosen and p.numel() > 0:
             found.append((name, p))
@@ -69,20 +70,45 @@ def controlled_params(group: Mapping[str, Any], index: int = 0) -> list[tuple[st
 
 def members_of(groups: Sequence[Mapping[str, Any]]) -> list[Members]:
     """Return the controlled tensors of every group; a tied tensor counts once."""
+    refuse_overlaps(groups)
     seen: set[Any] = set()
     found = []
     for index, group in enumerate(groups):
         members = Members([], [])
         for name, p in controlled_params(group, index):
             # A DTensor has no address of its own, and its shard on this rank may be empty.
-            by_identity = p.is_meta or is_dtensor(p)
-            memory = id(p) if by_identity else (p.device, p.data_ptr(), p.shape, p.stride())
+            memory = id(p) if is_dtensor(p) else view_of(p) or id(p)
             if memory not in seen:
                 members.names.append(name)
                 members.params.append(p)
             seen.add(memory)
         found.append(members)
     return found
+
+
+def refuse_overlaps(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a controlled tensor that has only some of its elements in common with another one."""
+    controlled = {id(p) for group in groups for _, p in controlled_params(group)}
+    everyone = [
+        (name_of(group, index, j), p)
+        for index, group in enumerate(groups)
+        for j, p in enumerate(group["params"])
+        if not is_dtensor(p)
+    ]
+    for pair in overlaps([p for _, p in everyone]):
+        (name, p), (other, q) = (everyone[position] for position in pair)
+        if view_of(p) != view_of(q) and not controlled.isdisjoint((id(p), id(q))):
+            raise ValueError(
+                f"{name} of shape {tuple(p.shape)} and {other} of shape {tuple(q.shape)} are "
+                "different views of the same memory: the weights that they share would be counted "
+                "in the norm and scaled twice. Give the optimizer one of them, or two copies."
+            )
+
+
+def name_of(group: Mapping[str, Any], index: int, j: int) -> str:
+    """Return the name of a group's tensor, as the model or its position gives it."""
+    names = group.get("param_names")
+    return names[j] if names else f"group{index}.tensor{j}"
 
 
 def marks_of_decay(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
@@ -155,7 +181,7 @@ def param_groups(
         groups.append(group)
     if left:
         groups.append({"params": left, "controlled": "matrices", **rest})
-    return groups
+    return split_by_outputs(groups, model)
 
 
 def _matched_before(pattern: str, named: list[tuple[str, Any]]) -> str:

@@ -8,6 +8,7 @@ multiply weights: a stepper does.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from normcontrol.mechanisms.start import ROWS, AtInflection, AtStep
 from normcontrol.mechanisms.update import resize_
 from normcontrol.schedule import Schedule, lr_times, trace
 from normcontrol.scope import parse_scope
-from normcontrol.target import TARGETS
+from normcontrol.target import TARGETS, Units
 
 
 class WeightSet:
@@ -33,6 +34,7 @@ class WeightSet:
         groups: the parameter groups that the weights belong to; the first one has the settings.
         names: the names of the tensors.
         params: the tensors.
+        outputs: the number of outputs of every tensor; NaN where it is not known.
         stored: the reference norms of the tensors, as the groups store them.
         shards: how the tensors are spread over processes; None if they are whole.
         columns: which of the group's parts these are; None if they are all, or share a norm.
@@ -43,11 +45,13 @@ class WeightSet:
         groups: list[Group],
         names: list[str],
         params: list[Tensor],
+        outputs: list[float],
         stored: list[Tensor],
         shards: Shards | None = None,
         columns: Tensor | None = None,
     ) -> None:
         self.groups, self.names, self.params, self.shards = groups, names, params, shards
+        self.outputs = outputs
         self.settings = state_of(groups[0])
         self.scope = parse_scope(self.settings["scope"])
         self.size = size_of(self.settings["size"])
@@ -58,13 +62,25 @@ class WeightSet:
         whole = torch.cat([norms.to(home.device) for norms in stored]) if stored else home[:0]
         self.initial = whole if shards is None else shards.known(whole)
         """The reference norm of every part."""
-        self.unit = TARGETS[self.kind](self.scope.join(self.initial), self._unit_norms())
+        units = Units(
+            self.scope.join(self.initial),
+            rms=self._unit_norms([p.numel() for p in params]),
+            gain=self._unit_norms(outputs),
+        )
+        self.unit = TARGETS[self.kind](units)
         """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
         self.law, self.start = self._law(), self._start()
+        for schedule in (self.settings[self.kind], self.settings["rate"]):
+            if isinstance(schedule, trace):  # its table must exist before a graph is captured
+                schedule.value(self.initial.new_zeros(()))
         self.mechanisms = {
             name for name, unused in MECHANISMS.items() if self.settings[name] != unused
         }
         """The optional mechanisms that are in use."""
+        self.goal: tuple[Tensor, Tensor | float] = self.unit, 0.0
+        """The target and the rate of the current step: ``r_t ||theta_0||`` for a ratio, and k_t."""
+        self.length = self.unit
+        """The length of the optimizer's update, if ``relative_step`` gives it one."""
         self.before: list[Tensor] = []
         """The weights before the optimizer's step, if a mechanism needs them."""
         self.parts: Tensor | None = None
@@ -88,24 +104,26 @@ class WeightSet:
         """Whether other ranks may have weights of this set that this rank cannot see."""
         return self.shards is not None and self.shards.norm_group is not None
 
-    def target(self, clock: Clock) -> Tensor:
-        """Return the target norm at this step: ``r_t ||theta_0||`` for a ratio."""
-        return self.value(self.kind, clock, math.inf) * self.unit
+    def choose_goal(self, clock: Clock) -> None:
+        """Evaluate the target and the rate of this step; the rate is 0 before the start.
 
-    def apply_law(
-        self, norm: Tensor, target: Tensor, clock: Clock, skip: Tensor | None = None
-    ) -> Tensor:
-        """Return the scale that the law chooses at this step's rate."""
-        return usable(self.law(norm, target, self.rate(clock, skip)), norm, skip)
-
-    def rate(self, clock: Clock, skip: Tensor | None) -> Tensor | float:
-        """Return the rate at this step: 0 before the start, and in a step that is skipped."""
+        A value that cannot be is refused here, before the step changes anything.
+        """
         rate = self.value("rate", clock, 1.0)
         if self.start is not None:
             rate = torch.where(self.start.is_active(clock.step), rate, 0.0)
-        if skip is not None:  # an overflow must not change the memory of a law
+        target = self.value(self.kind, clock, math.inf) * self.unit
+        if "relative_step" in self.mechanisms:
+            self.length = self.value("relative_step", clock, math.inf) * target
+        self.goal = target, rate
+
+    def apply_law(
+        self, norm: Tensor, target: Tensor, rate: Tensor | float, skip: Tensor | None = None
+    ) -> Tensor:
+        """Return the scale that the law chooses; a skipped step must not change its memory."""
+        if skip is not None:
             rate = torch.where(skip == 0, rate, 0.0)
-        return rate
+        return usable(self.law(norm, target, rate), norm, skip)
 
     def value(self, name: str, clock: Clock, most: float) -> Tensor | float:
         """Return a setting's value at this step.
@@ -131,25 +149,28 @@ class WeightSet:
         if not 0.0 <= value <= most:
             raise ValueError(
                 f"{name}={given!r} is {value:g} at step {clock.calls}: it must stay within "
-                f"[0, {most:g}]. Correct the schedule; the weights were not scaled at this step."
+                f"[0, {most:g}]. Correct the schedule; this step was not made."
             )
         return value
 
     def resize_update_(self, clock: Clock) -> None:
         """Give the optimizer's last update the length that ``relative_step`` asks for."""
-        part = self.value("relative_step", clock, math.inf)
-        length = part * self.value(self.kind, clock, math.inf) * self.unit
-        resize_(self.params, self.before, self.scope, length, clock.step)
+        resize_(self.params, self.before, self.scope, self.length, clock.step)
 
     def update_reference(self, clock: Clock, skip: Tensor | None) -> None:
         """Store the current norms as the reference of the parts whose control starts now."""
         if self.start is None or self.parts is None:
             return
-        now = self.start.starts_now(self.scope.join(self.parts), clock.step)
-        now = now if skip is None else now & (skip == 0)
+        norm = self.scope.join(self.parts)
+        valid = torch.isfinite(norm) if skip is None else torch.isfinite(norm) & (skip == 0)
+        now = self.start.starts_now(norm, clock.step, valid)
         self.initial.copy_(torch.where(now, self.parts, self.initial))
         self.unit.copy_(self.scope.join(self.initial))
-        pieces = self.initial.split([len(norms) for norms in self._stored])
+        if not self._is_gathered:
+            self._store_reference(self.initial)
+
+    def _store_reference(self, whole: Tensor) -> None:
+        pieces = whole.split([len(norms) for norms in self._stored])
         for stored, piece in zip(self._stored, pieces, strict=True):
             stored.copy_(piece)
 
@@ -177,13 +198,13 @@ class WeightSet:
                 "scope='group', so that each group has a norm and a rate of its own."
             )
 
-    def _unit_norms(self) -> Tensor:
-        """Return the norms of weights whose root-mean-square is 1: the roots of their numbers."""
+    def _unit_norms(self, amounts: Sequence[float]) -> Tensor:
+        """Return the roots of the amounts of something that the tensors have: weights, outputs."""
         if self.shards is not None and self.is_joint_over_ranks:
-            return self.scope.join(self.shards.unit_norms())
+            return self.scope.join(self.shards.unit_norms(amounts))
         sizes = self.scope.sizes(self.params)
-        pairs = zip(self.params, sizes, strict=True)
-        counts = [math.sqrt(p.numel() / n) for p, n in pairs for _ in range(n)]
+        pairs = zip(amounts, sizes, strict=True)
+        counts = [math.sqrt(amount / n) for amount, n in pairs for _ in range(n)]
         units = torch.tensor(counts, dtype=self.initial.dtype, device=self.initial.device)
         return self.scope.join(units if self.shards is None else self.shards.known(units))
 
@@ -191,7 +212,8 @@ class WeightSet:
         law = law_of(self.settings["law"])
         if law is not None:
             return law
-        return Integral(self._recall()[0].reshape(self.unit.shape), self._unit_norms().square())
+        counts = self._unit_norms([p.numel() for p in self.params]).square()
+        return Integral(self._recall()[0].reshape(self.unit.shape), counts)
 
     def _start(self) -> AtStep | AtInflection | None:
         start = self.settings["start"]
@@ -202,25 +224,38 @@ class WeightSet:
     def _recall(self) -> Tensor:
         """Return what laws and starts remember of every norm, a row each.
 
-        The group stores it for all its parts. Where some of them are frozen, the rest is copied,
-        and :meth:`store_memory` writes it back.
+        The group stores it for all its parts. This set has a copy if some of them are frozen or
+        known to other ranks only; :meth:`store_memory` writes it back.
         """
         if self._memory is None:
             state: dict[str, Any] = self.settings
-            n = self.unit.numel() if self._columns is None else state["reference"].numel()
+            n = 1 if self.scope.joint else state["reference"].numel()
             memory = state.get("memory")
             if memory is None or memory.shape != (1 + ROWS, n):
                 memory = self.unit.new_zeros(1 + ROWS, n)
             state["memory"] = memory = memory.to(self.unit.device)
-            columns = self._columns
-            self._memory = memory if columns is None else memory[:, columns.to(memory.device)]
+            if self._columns is not None:
+                memory = memory[:, self._columns.to(memory.device)]
+            self._memory = memory if self.shards is None else self.shards.known(memory)
         return self._memory
 
     def store_memory(self) -> None:
-        """Write back to the group what laws and starts remember, where this set has a copy."""
-        if self._memory is not None and self._columns is not None:
-            stored = self.settings["memory"]
-            stored[:, self._columns.to(stored.device)] = self._memory
+        """Write back to the group what laws and starts remember, where this set has a copy.
+
+        Parts that lie on one rank each are gathered, so every rank must call it.
+        """
+        if self._is_gathered and self.start is not None:
+            self._store_reference(self.whole(self.initial))
+        if self._memory is None or (self._columns is None and not self._is_gathered):
+            return
+        stored, memory = self.settings["memory"], self.whole(self._memory)
+        columns = slice(None) if self._columns is None else self._columns.to(stored.device)
+        stored[:, columns] = memory
+
+    @property
+    def _is_gathered(self) -> bool:
+        """Whether this rank knows some parts only, so that all of them have to be gathered."""
+        return self.shards is not None and self.shards.is_gathered
 
 
 def usable(scale: Tensor, norm: Tensor, skip: Tensor | None) -> Tensor:

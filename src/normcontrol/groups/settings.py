@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol.groups.members import CONTROL, as_rule, controlled_params
+from normcontrol.groups.outputs import as_axes
 from normcontrol.law import law_of
 from normcontrol.mechanisms.size import Statistic, as_size
 from normcontrol.mechanisms.start import check_start
@@ -33,12 +34,17 @@ PAPER_RATIO = linear(1.0, 2.0, steps=2500)
 MECHANISMS: dict[str, Any] = {"size": "norm", "start": 0, "relative_step": None, "cautious": False}
 """Settings that only some published methods use, and the values that mean "not used"."""
 
+NEED_WHOLE_TENSORS = ("size", "relative_step")
+"""Mechanisms that need more of a tensor than this rank's shard and the norms over all ranks: a
+size is a function of the whole tensor, and no rank knows the length of a whole update."""
+
 DEFAULTS: dict[str, Any] = {
     "rate": 1e-2,
     "scope": "global",
     "law": "proportional",
     "order": "after",
     "controlled": "matrices",
+    "outputs": None,
     **MECHANISMS,
 }
 """The settings that every group has beside its target, with their defaults."""
@@ -56,7 +62,7 @@ def setting_names() -> tuple[str, ...]:
 
 
 def target_kind(settings: Settings) -> str:
-    """Return the kind of target: "ratio", "norm" or "rms"."""
+    """Return the kind of target: "ratio", "norm", "rms" or "gain"."""
     return next(name for name in TARGETS if settings.get(name) is not None)
 
 
@@ -77,6 +83,8 @@ def normalise(given: Settings) -> dict[str, Any]:
             value = as_schedule(value, name)
         elif name == "scope":
             value = parse_scope(value).name
+        elif name == "outputs":
+            value = as_axes(value)
         elif name == "size":
             value = as_size(value)
         settings[name] = value
@@ -178,7 +186,7 @@ def check_mechanisms(group: Group) -> None:
             f"size={size!r} has no initial value that a {kind} could refer to: give its target as "
             "norm=."
         )
-    if size == "spectral" and (scope.joint or scope.axes is not None or kind == "rms"):
+    if size == "spectral" and (scope.joint or scope.axes is not None or kind in ("rms", "gain")):
         raise ValueError(
             "size='spectral' belongs to a single matrix: use it with scope='tensor' and a ratio "
             "or norm as target."
@@ -227,15 +235,15 @@ def check_references(
             where = f" in {zeros} of its {len(parts)} parts" if len(parts) > 1 else ""
             raise ValueError(
                 f"{name} has an initial norm of zero{where}, so it has no ratio to it in "
-                f"scope={scope.name!r}. Give it an absolute target (norm= or rms=), or leave "
-                "it out with controlled=False."
+                f"scope={scope.name!r}. Give it an absolute target (norm=, rms= or gain=), or "
+                "leave it out with controlled=False."
             )
 
 
 def check_shared(groups: list[Group], indices: list[int]) -> None:
     """Refuse groups that share the global norm but have different settings for it."""
     first = groups[indices[0]][CONTROL]
-    names = [name for name in setting_names() if name != "controlled"]
+    names = [name for name in setting_names() if name not in ("controlled", "outputs")]
     for index in indices[1:]:
         for name in names:
             mine, theirs = first.get(name), groups[index][CONTROL].get(name)
@@ -252,11 +260,9 @@ def check_sharded(group: Group) -> None:
     settings = group[CONTROL]
     used = [
         f"{name}={settings[name]!r}"
-        for name, unused in MECHANISMS.items()
-        if settings[name] != unused
+        for name in NEED_WHOLE_TENSORS
+        if settings[name] != MECHANISMS[name]
     ]
-    if settings["law"] == "integral" and parse_scope(settings["scope"]).axes is not None:
-        used.append(f"law='integral' in scope={settings['scope']!r}")
     if used:
         raise ValueError(
             f"{' and '.join(used)} cannot be used for weights that are spread over processes: it "

@@ -12,6 +12,7 @@ from torch import nn
 
 import normcontrol
 from normcontrol.groups.members import members_of
+from normcontrol.groups.outputs import split_by_outputs
 from normcontrol.integrations import require
 from normcontrol.target import TARGETS
 from normcontrol.warn import warn_once
@@ -125,7 +126,7 @@ def _with_names(groups: list[Group], model: nn.Module) -> list[Group]:
             "absolute rms= for these.",
         )
         named.append({**_group(groups[0], zeros), "controlled": False})
-    return named
+    return split_by_outputs(named, model)
 
 
 def _group(group: Group, named: list[tuple[str, Any]]) -> Group:

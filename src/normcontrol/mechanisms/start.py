@@ -31,9 +31,9 @@ class AtStep:
         """True if the norm is controlled at this step."""
         return step > self.at
 
-    def starts_now(self, norm: Tensor, step: Tensor) -> Tensor:
-        """True if the norm of this step becomes the reference."""
-        return step == self.at
+    def starts_now(self, norm: Tensor, step: Tensor, valid: Tensor) -> Tensor:
+        """True where the norm of this step becomes the reference, if it is valid."""
+        return (step == self.at) & valid
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,17 @@ class AtInflection:
         """True where the start has happened."""
         return self.memory[3] > 0
 
-    def starts_now(self, norm: Tensor, step: Tensor) -> Tensor:
-        """Update the memory with this step's norm. True where the start happens at this step."""
+    def starts_now(self, norm: Tensor, step: Tensor, valid: Tensor) -> Tensor:
+        """Update the memory with this step's norm. True where the start happens at this step.
+
+        Norms that are not valid, because they are not finite or the step was skipped, leave the
+        memory as it is.
+        """
         mean, sample, difference, started = self.memory.unbind()
         square = norm.square()
-        mean.copy_(torch.where(step == 1, square, DECAY * mean + (1 - DECAY) * square))
-        sampled = step % SAMPLED_EVERY == 0
+        average = torch.where(step == 1, square, DECAY * mean + (1 - DECAY) * square)
+        mean.copy_(torch.where(valid, average, mean))
+        sampled = (step % SAMPLED_EVERY == 0) & valid
         is_concave = mean - sample < difference
         now = sampled & (step >= FIRST * SAMPLED_EVERY) & is_concave & (started == 0)
         difference.copy_(torch.where(sampled, mean - sample, difference))

@@ -11,6 +11,7 @@ import optax
 
 from normcontrol.optax.control import control_norm
 from normcontrol.optax.no_torch import refuse_torch, refuse_torch_weights
+from normcontrol.optax.outputs import Outputs
 from normcontrol.optax.selection import Mask
 from normcontrol.optax.settings import Value
 from normcontrol.warn import warn_once
@@ -30,10 +31,12 @@ def adamwn(
     ratio: Value | None = None,
     norm: Value | None = None,
     rms: Value | None = None,
+    gain: Value | None = None,
     rate: Value = 1e-2,
     scope: Any = "global",
     law: str = "proportional",
     order: str = "after",
+    outputs: Outputs = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamW with weight norm control in place of weight decay (Algorithm 1, line 13.c).
 
@@ -68,7 +71,18 @@ def adamwn(
             b1=b1, b2=b2, eps=eps, eps_root=eps_root, mu_dtype=mu_dtype, nesterov=nesterov
         ),
         optax.scale_by_learning_rate(learning_rate),
-        control_norm(ratio, rate, scope, mask, norm=norm, rms=rms, law=law, order=order),
+        control_norm(
+            ratio,
+            rate,
+            scope,
+            mask,
+            norm=norm,
+            rms=rms,
+            gain=gain,
+            law=law,
+            order=order,
+            outputs=outputs,
+        ),
     )
 
     def init(params: Any) -> Any:

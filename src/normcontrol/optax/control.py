@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from normcontrol.optax.laws import LAWS
+from normcontrol.optax.outputs import Outputs, outputs_of
 from normcontrol.optax.parts import check_reference, measure, reference, spread, widened
 from normcontrol.optax.rounding import round_to
 from normcontrol.optax.selection import Mask, Selection, select
@@ -40,8 +41,10 @@ def control_norm(
     *,
     norm: Value | None = None,
     rms: Value | None = None,
+    gain: Value | None = None,
     law: str = "proportional",
     order: str = "after",
+    outputs: Outputs = None,
 ) -> optax.GradientTransformation:
     """Steer the norm of the weights to a target that you choose and schedule.
 
@@ -59,10 +62,14 @@ def control_norm(
             more dimensions.
         norm: the target norm itself, in place of a ratio.
         rms: the target root mean square of the weights, in place of a ratio.
+        gain: the target norm in units of sqrt(outputs), in place of a ratio. The outputs are the
+            last axis of an array, and the tokens of an embedding.
         law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), or "projection" (on
             target in one step).
         order: "after" the optimizer's update (Algorithm 1) or "before" it, as optax's own weight
             decay.
+        outputs: for a gain, a function of name and array that returns the axes of its outputs, or
+            None where the rule holds.
 
     >>> params = {"kernel": jnp.full((2, 2), 2.0), "bias": jnp.zeros(2)}  # the kernel's norm is 4
     >>> tx = optax.chain(optax.sgd(0.1), control_norm(ratio=1.5, rate=0.5))
@@ -73,7 +80,8 @@ def control_norm(
     [[2.5 2.5]
      [2.5 2.5]]
     """
-    settings = checked({"ratio": ratio, "norm": norm, "rms": rms}, rate, scope, law, order)
+    targets = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain}
+    settings = checked(targets, rate, scope, law, order, outputs)
 
     def init(params: Any) -> NormControlState:
         return _initial_state(settings, select(params, mask))
@@ -113,25 +121,35 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
     norm0 = measure(selected.arrays, scope)
     if settings.kind == "ratio":
         check_reference(norm0, scope, selected.names, selected.arrays)
-    target = value_at(settings.level, 0) * reference(settings.kind, norm0, scope, selected.arrays)
+    outputs = _outputs(settings, selected)
+    unit = reference(settings.kind, norm0, scope, selected.arrays, outputs)
+    target = value_at(settings.level, 0) * unit
     # norm0 + 0 is a second array: a buffer that occurs twice in a state cannot be donated.
     return NormControlState(
         jnp.zeros([], jnp.int32), norm0, norm0 + 0, target, jnp.ones_like(norm0)
     )
 
 
+def _outputs(settings: Settings, selected: Selection) -> list[int]:
+    """Return the number of outputs of every array, if the target is a gain."""
+    if settings.kind != "gain":
+        return []
+    pairs = zip(selected.names, selected.arrays, strict=True)
+    return [outputs_of(name, array, settings.outputs) for name, array in pairs]
+
+
 def _controlled(
     settings: Settings, selected: Selection, leaves: list[Any], state: NormControlState
 ) -> tuple[list[jax.Array], NormControlState]:
     """Return the controlled updates of the selected arrays, and the new state."""
-    kind, level, rate, scope, law, order = settings
+    kind, level, rate, scope, law, order, _ = settings
     weights, count = selected.arrays, state.count
     moves = [widened(leaves[i]) for i in selected.positions]
     thetas = [widened(weight) for weight in weights]
     if order == "after":
         thetas = [theta + move for theta, move in zip(thetas, moves, strict=True)]
 
-    unit = reference(kind, state.norm0, scope, weights)
+    unit = reference(kind, state.norm0, scope, weights, _outputs(settings, selected))
     norm = measure(thetas, scope)  #                          ||theta_t||
     _check_state(state, norm)
     target = value_at(level, count) * unit  #                 r_t ||theta_0||

@@ -48,19 +48,25 @@ def spread(scale: jax.Array, scope: Scope, weights: Sequence[Any]) -> list[jax.A
     return factors
 
 
-def reference(kind: str, norm0: jax.Array, scope: Scope, weights: Sequence[Any]) -> jax.Array:
+def reference(
+    kind: str, norm0: jax.Array, scope: Scope, weights: Sequence[Any], outputs: Sequence[int]
+) -> jax.Array:
     """Return the norm that the scheduled number multiplies: the initial norm for a ratio, 1 for a
-    norm, and the norm of weights of rms 1 for an rms."""
+    norm, and the norm of weights of rms 1 or gain 1 for an rms or a gain.
+
+    ``outputs`` are those of the arrays; they are used for a gain alone.
+    """
     if kind == "ratio":
         return norm0
     if kind == "norm":
         return jnp.ones_like(norm0)
+    amounts = outputs if kind == "gain" else [w.size for w in weights]
     if scope.joint:
-        return jnp.full_like(norm0, math.sqrt(sum(w.size for w in weights)))
+        return jnp.full_like(norm0, math.sqrt(sum(amounts)))
     return jnp.asarray(
         [
-            math.sqrt(w.size / n)
-            for n, w in zip(scope.sizes(weights), weights, strict=True)
+            math.sqrt(amount / n)
+            for n, amount in zip(scope.sizes(weights), amounts, strict=True)
             for _ in range(n)
         ],
         norm0.dtype,
@@ -79,7 +85,7 @@ def check_reference(
     which = "The controlled weights have" if scope.joint else f"params{name} has"
     raise ValueError(
         f"{which} an initial norm of zero in scope={scope.name!r}, so a ratio to it is not "
-        "defined. Give an absolute target (norm= or rms=), or leave it out with a mask."
+        "defined. Give an absolute target (norm=, rms= or gain=), or leave it out with a mask."
     )
 
 

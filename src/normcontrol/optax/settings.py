@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from normcontrol.optax.laws import LAWS
 from normcontrol.optax.no_torch import refuse_torch
+from normcontrol.optax.outputs import Outputs
 from normcontrol.scope import Scope, parse_scope
 
 Value = float | jax.Array | Callable[[Any], Any]
@@ -24,12 +25,13 @@ function of the number of updates before this one."""
 class Settings(NamedTuple):
     """The checked settings of one transformation."""
 
-    kind: str  # how the target is given: "ratio", "norm" or "rms"
+    kind: str  # how the target is given: "ratio", "norm", "rms" or "gain"
     level: Value
     rate: Value
     scope: Scope
     law: str
     order: str
+    outputs: Outputs
 
 
 def paper_ratio(count: Any) -> Any:
@@ -41,11 +43,16 @@ def paper_ratio(count: Any) -> Any:
 
 
 def checked(
-    targets: dict[str, Value | None], rate: Value, scope: Any, law: str, order: str
+    targets: dict[str, Value | None],
+    rate: Value,
+    scope: Any,
+    law: str,
+    order: str,
+    outputs: Outputs,
 ) -> Settings:
     """Return the :class:`Settings`, or raise an error that says what is wrong with them.
 
-    ``targets`` has the keys ratio, norm and rms. At most one of them may have a value.
+    ``targets`` has the keys ratio, norm, rms and gain. At most one of them may have a value.
     """
     given = {kind: level for kind, level in targets.items() if level is not None}
     if len(given) > 1:
@@ -73,7 +80,7 @@ def checked(
             "scope='group': optax has no parameter groups. Give each label of optax.partition a "
             "control_norm of its own."
         )
-    return Settings(kind, level, rate, parse_scope(scope), law, order)
+    return Settings(kind, level, rate, parse_scope(scope), law, order, outputs)
 
 
 def value_at(value: Value, count: Any) -> Any:

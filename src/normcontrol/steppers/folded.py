@@ -17,6 +17,7 @@ from torch import Tensor
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.sets import WeightSet
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler, next_scale
+from normcontrol.weights.memory import overlaps
 
 
 class Folded:
@@ -36,7 +37,13 @@ class FoldedStepper(PlainStepper):
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         self.hand_over()
         super().prepare(sets, sharing)
-        self.folded = {s: Folded(s.settings.get("scales")) for s in sets if can_be_folded(s)}
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        tied = {params[i] for pair in overlaps(params) for i in pair}  # stepped more than once
+        self.folded = {
+            s: Folded(s.settings.get("scales"))
+            for s in sets
+            if can_be_folded(s) and tied.isdisjoint(s.params)
+        }
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         loss = None
@@ -65,10 +72,10 @@ class FoldedStepper(PlainStepper):
             super().multiply_(s, scale)
         elif not folded.skipped:
             wanted = scale.item()
+            guess = torch.tensor(next_scale(wanted, folded.last), dtype=torch.float32)
             missed = wanted / folded.factor
             if abs(missed - 1) > TOLERANCE:
                 self.multiply_local_(s, torch.tensor(missed, dtype=torch.float32))
-            guess = torch.tensor(next_scale(wanted, folded.last), dtype=torch.float32)
             folded.last, folded.guess = wanted, guess.item()
 
     def hand_over(self) -> None:

@@ -1,9 +1,11 @@
 """The fused stepper: Adam and norm control of a whole model in a few Triton launches.
 
-The Adam pass sums the squares of the weights that it writes, so no pass is needed to measure. With
-``order="before"`` it also multiplies. With ``order="after"`` it writes the weights multiplied by a
-guess of the scale; a second pass corrects a guess that missed by more than a rounding error. This
-file knows nothing about targets, rates or laws.
+With ``order="after"`` the Adam pass writes the weights multiplied by a guess of the scale, and sums
+their squares, so no pass is needed to measure; a second pass corrects a guess that missed by more
+than a rounding error. With ``order="before"`` a pass measures the weights, and the Adam pass
+multiplies them. No norm is kept from one step to the next: an edit through ``.data`` cannot be
+noticed in any other way than by reading the weights. This file knows nothing about targets, rates
+or laws.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.state import state_of
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
 from normcontrol.steppers.tables import BLOCK, Bucket
+from normcontrol.weights.memory import overlaps
 
 try:
     import triton
@@ -41,8 +43,6 @@ except ImportError:  # no Triton: AdamWN uses torch's own implementations
 
 LOW_PRECISION_TOLERANCE = 2.0**-14
 """The tolerance of a guess for bf16 and fp16 weights."""
-
-versions_of = attrgetter("_version")
 
 
 def is_interpreted() -> bool:
@@ -156,7 +156,7 @@ class FusedStepper(PlainStepper):
 
 
 class Plan:
-    """What the kernels need to know about an AdamW and its sets, and the norms that they computed.
+    """What the kernels need to know about an AdamW and its sets, and the norms that they compute.
 
     It is built once and checked at every step.
     """
@@ -176,6 +176,8 @@ class Plan:
         self.without_gradient = without_gradient
         stepped = [p for b in self.buckets for p in b.params]
         self.params = local_tensors(stepped)
+        if overlaps(self.params):
+            raise Unfit("two parameters share memory")
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.on_device: Any = torch.no_grad()
         if device.type == "cuda":
@@ -189,8 +191,6 @@ class Plan:
         self.needed = torch.zeros((), dtype=torch.int32, device=device)
         """Whether any guess of the last step had to be corrected."""
         self.found_inf: Tensor | None = None
-        self.versions: list[int] | None = None
-        """The versions of the weights whose norms are stored."""
         groups = adam.param_groups
         self.group_ids = list(map(id, groups))
         self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in groups]
@@ -262,7 +262,6 @@ class Plan:
             for b in self.buckets:
                 self._launch(b, clock, factor, found_inf)
         torch.autograd.graph.increment_version(self.params)
-        self.versions = list(map(versions_of, self.params))
 
     def _launch(
         self, b: Bucket, clock: Tensor, factor: Tensor | None, found_inf: Tensor | None
@@ -289,25 +288,24 @@ class Plan:
             ),
             ONE_MINUS_BETA1=1 - beta1, ONE_MINUS_BETA2=1 - beta2, EPS=group["eps"],
             AMSGRAD=bool(group["amsgrad"]), MAXIMIZE=bool(group["maximize"]), BEFORE=before,
-            AFTER=after, SUM=b.has_controlled, HAS_INF=found_inf is not None,
+            AFTER=after, HAS_INF=found_inf is not None,
             HAS_FACTOR=factor is not None, LR_AT=isinstance(lr, Tensor), DROPPED=b.dropped,
             P=DTYPES[b.params[0].dtype], G=DTYPES[b.grads[0].dtype],
             S=DTYPES[b.exp_avgs[0].dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk,
         )  # fmt: skip
-        if b.has_controlled:
+        if after:
             b.launch(
                 kernels.finish_norms, n,
                 (b.partials, b.firsts, b.slot_table, self.norms, self.factors, skip),
-                AFTER=after, HAS_INF=found_inf is not None, BLOCK=1024,
+                AFTER=True, HAS_INF=found_inf is not None, BLOCK=1024,
             )  # fmt: skip
 
     def norms_of(self, s: WeightSet) -> Tensor:
-        """Return the norms of a set; they are computed again if the weights changed since."""
-        if self.versions != list(map(versions_of, self.params)):
-            self.measure()
-        norms = self.norms[self.slots[s].mine]
-        # With order="before" the Adam pass that follows overwrites them, and norms() reports these.
-        return norms.clone() if s.settings["order"] == "before" else norms
+        """Return the norms of a set: from the Adam pass of this step, or measured before it."""
+        mine, buckets = self.slots[s]
+        for b in buckets if s.settings["order"] == "before" else ():
+            self._norms(b, b.ps, b.params[0].dtype, b.slot_table, self.norms)
+        return self.norms[mine]
 
     def multiply_(self, s: WeightSet, scale: Tensor, clock: Tensor) -> None:
         """Multiply a set: in the Adam pass that follows, or by correcting the guess of the last."""
@@ -336,13 +334,6 @@ class Plan:
                     DROPPED=b.dropped, P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned,
                     BLOCK=BLOCK, CHUNK=b.chunk,
                 )  # fmt: skip
-
-    def measure(self) -> None:
-        """Compute the norms of weights that were changed outside the step."""
-        for b in self.buckets:
-            if b.has_controlled:
-                self._norms(b, b.ps, b.params[0].dtype, b.slot_table, self.norms)
-        self.versions = list(map(versions_of, self.params))
 
     def gradient_norm(self) -> Tensor:
         """Return the joint norm of all gradients, in one pass over them."""

@@ -1,9 +1,8 @@
 """The Triton kernels of the fused stepper: Adam over many tensors in one launch.
 
-The kernels sum the squares of the weights that they write. They reach tensors through tables of
-addresses and divide them into chunks, one program each. Sums go through memory in a fixed order,
-never through atomics, so that the same step gives the same bits. Targets and laws are not known
-here: ``fused.py`` passes the factors.
+They reach tensors through tables of addresses and divide them into chunks, one program each. Sums
+go through memory in a fixed order, never through atomics, so that the same step gives the same
+bits. Targets and laws are not known here: ``fused.py`` passes the factors.
 """
 
 from __future__ import annotations
@@ -118,14 +117,15 @@ def adam(
     control_step,
     ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr,
     AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, SUM: tl.constexpr, HAS_INF: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, HAS_INF: tl.constexpr,
     HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
     DROPPED: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Make an Adam step of one chunk, and sum the squares of the weights that are written.
+    """Make an Adam step of one chunk.
 
-    The weights are multiplied by their tensor's factor BEFORE or AFTER the update.
+    The weights are multiplied by their tensor's factor BEFORE or AFTER the update. AFTER it, the
+    squares of the weights that are written are summed.
     """
     program = tl.program_id(0)
     tensor = tl.load(chunks + 2 * program)
@@ -163,7 +163,7 @@ def adam(
                 ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += tl.where(offsets < numel, p * p, 0.0)
-    if SUM:
+    if AFTER:
         tl.store(partials + program, tl.sum(squares))
 
 

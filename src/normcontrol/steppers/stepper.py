@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from normcontrol.distributed.ranks import local
 from normcontrol.distributed.shards import GradientNorm, measure_shards
@@ -23,6 +23,7 @@ from normcontrol.groups.clock import Clock
 from normcontrol.groups.sets import WeightSet
 from normcontrol.mechanisms.update import multiply_cautiously_
 from normcontrol.steppers.clip import Clip
+from normcontrol.steppers.split_weights import refuse_split_weights
 from normcontrol.weights.passes import multiply_
 
 Closure = Callable[[], float]
@@ -42,6 +43,29 @@ def next_scale(scale, last):  # type: ignore[no-untyped-def]
     """
     guess = 2.0 * scale - last
     return 1.0 + ((guess > 0.5) & (guess < 2.0)) * (guess - 1.0)
+
+
+def _example(optimizer: Optimizer) -> None: ...
+
+
+CALLS_HOOKS: Any = Optimizer.profile_hook_step(_example)
+"""An example of the function that torch puts around every ``step``, to call hooks."""
+OWN_HOOKS_ALONE = CALLS_HOOKS.__globals__.copy()
+OWN_HOOKS_ALONE.update(_global_optimizer_pre_hooks={}, _global_optimizer_post_hooks={})
+del OWN_HOOKS_ALONE["__name__"]  # or the compiler looks names up in torch's module
+
+
+def without_global_hooks(optimizer: Optimizer) -> Callable[..., Any]:
+    """Return the step of an optimizer's class; it calls the hooks of the optimizer alone.
+
+    Hooks on all optimizers see the controller, and the wrapped optimizer must not call them too.
+    The function is torch's own with other globals, in which those hooks do not exist. Torch's own
+    globals are left as they are: other threads use them.
+    """
+    step: Any = type(optimizer).step
+    if getattr(step, "__code__", None) is not CALLS_HOOKS.__code__:
+        return step
+    return FunctionType(step.__code__, OWN_HOOKS_ALONE, step.__name__, closure=step.__closure__)
 
 
 class Scaler(NamedTuple):
@@ -75,9 +99,15 @@ class Stepper(ABC):
     reason: str | None = None
     """Why the Triton kernels do not carry out the steps; None if they do."""
 
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped within the step."""
+        return False
+
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         """Take over new sets: at construction, and after groups or trained tensors changed."""
         self.sets = sets
+        self._step_alone = without_global_hooks(self.optimizer)
 
     def begin(self) -> None:  # noqa: B027
         """Look at the gradients of this step."""
@@ -114,20 +144,20 @@ class Stepper(ABC):
         given: dict[str, Any] = {}
         if scaler is not NO_SCALER:
             given = {name: value for name, value in scaler._asdict().items() if value is not None}
-        self.optimizer.__dict__.update(given)
-        # Hooks on all optimizers see the controller; the wrapped optimizer must not call them too.
-        hooks: list[tuple[Any, Any]] = []
-        for live in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
-            if live:
-                hooks.append((live, dict(live)))
-                live.clear()
+        optimizer, arguments = self.optimizer, () if closure is None else (closure,)
+        optimizer.__dict__.update(given)
+        patched: Any = optimizer.__dict__.get("step")
+        by_scheduler = hasattr(patched, "_wrapped_by_lr_sched")
+        if by_scheduler and patched.__wrapped__ is type(optimizer).step:
+            # A scheduler of the wrapped optimizer: it only asks whether a step was made.
+            optimizer._opt_called, patched = True, None  # type: ignore[attr-defined]
         try:
-            return self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+            if patched is not None:
+                return patched(*arguments)
+            return self._step_alone(optimizer, *arguments)
         finally:
             for name in given:
-                del self.optimizer.__dict__[name]
-            for live, removed in hooks:
-                live.update(removed)
+                del optimizer.__dict__[name]
 
     def hand_over(self) -> None:  # noqa: B027
         """Store in the groups what the next step needs, for a checkpoint or another stepper."""
@@ -145,21 +175,32 @@ class PlainStepper(Stepper):
     ) -> None:
         self.optimizer, self.clock, self.clip, self.reason = optimizer, clock, clip, reason
 
+    @property
+    def clips(self) -> bool:
+        return self.clip is not None and self.clip.max_norm is not None
+
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         super().prepare(sets, sharing)
         self.gradient_norm = GradientNorm(sharing)
         self.watched = [s for s in sets if s.mechanisms & {"relative_step", "cautious"}]
+        refuse_split_weights(self.optimizer, sets)
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         for s in self.watched:
-            s.before = [p.detach().clone() for p in s.params]
+            s.before = [local(p.detach()).clone() for p in s.params]
+        loss = None
         if self.clip is not None and self.clip.max_norm is not None:
+            if closure is not None:  # the gradients that are clipped are those that it computes
+                with torch.enable_grad():
+                    loss, closure = closure(), None
             self.clip_gradients_(self.clip, scaler)
-        loss = self.optimizer_step(closure, scaler)
+        stepped = self.optimizer_step(closure, scaler)
+        if self.clock.calls == 1 and not torch.compiler.is_compiling():  # the state exists now
+            refuse_split_weights(self.optimizer, self.sets)
         for s in self.watched:
             if "relative_step" in s.mechanisms:
                 s.resize_update_(self.clock)
-        return loss
+        return stepped if loss is None else loss
 
     def local_norms(self, s: WeightSet) -> Tensor:
         params = s.params if s.shards is None else [local(p) for p in s.params]
@@ -167,13 +208,14 @@ class PlainStepper(Stepper):
 
     def multiply_local_(self, s: WeightSet, scale: Tensor) -> None:
         step = self.clock.step
+        params = s.params if s.shards is None else [local(p) for p in s.params]
+        if not params:
+            return
         if "cautious" in s.mechanisms:
-            multiply_cautiously_(s.params, s.before, s.scope, scale, step)
-        elif s.shards is None:
-            multiply_(s.params, s.scope, scale, step)
-        elif s.params:
-            shards = [local(p) for p in s.params]
-            multiply_(shards, s.scope, scale, step, s.shards.positions)
+            multiply_cautiously_(params, s.before, s.scope, scale, step)
+        else:
+            positions = None if s.shards is None else s.shards.positions
+            multiply_(params, s.scope, scale, step, positions)
 
     @torch.no_grad()
     def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:

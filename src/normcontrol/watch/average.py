@@ -54,7 +54,8 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
         averaged = with_params(s, [twin[p] for p in s.params], optimizer)
         if averaged.shards is not None:
             stepper.sum_over_ranks([averaged])
-        control_(averaged, stepper, optimizer.clock)
+        averaged.choose_goal(optimizer.clock)
+        control_(averaged, stepper)
 
 
 def with_params(s: WeightSet, params: list[Tensor], optimizer: NormControl) -> WeightSet:

@@ -42,9 +42,9 @@ def _heading(s: WeightSet) -> str:
 
 def _rows(opt: NormControl, s: WeightSet) -> list[str]:
     readings = opt.norms()
-    cells = [("name", "shape", "initial norm", "norm", "ratio", "target")]
+    cells = [("name", "shape", "initial norm", "norm", "gain", "ratio", "target")]
     if s.is_joint_over_ranks:  # the share of each tensor in the norm is not known
-        tensors: Any = [[], [], [], []]
+        tensors: Any = [[], [], [], [], []]
     else:
         sizes = s.scope.sizes(s.params)
         tensors = (
@@ -52,19 +52,37 @@ def _rows(opt: NormControl, s: WeightSet) -> list[str]:
             s.params,
             s.whole(s.initial).split(sizes),
             s.whole(s.part_norms()).split(sizes),
+            s.outputs,
         )
-    for name, p, first, now in zip(*tensors, strict=True):
+    for name, p, first, now, outputs in zip(*tensors, strict=True):
         target = "" if s.scope.joint else _number(readings[name].target.norm().item())
         shape = "x".join(map(str, p.shape))
         start, current = first.norm().item(), now.norm().item()
         cells.append(
-            (name, shape, _number(start), _number(current), _ratio(current, start), target)
+            (
+                name,
+                shape,
+                _number(start),
+                _number(current),
+                _ratio(current, outputs**0.5),
+                _ratio(current, start),
+                target,
+            )
         )
     if s.scope.joint:
         start, current = s.scope.join(s.initial).item(), s.scope.join(s.part_norms()).item()
         target = _number(reading(s, opt.clock).target.item())
+        gain = _ratio(current, sum(s.outputs) ** 0.5) if s.outputs else "-"
         cells.append(
-            ("all of them", "", _number(start), _number(current), _ratio(current, start), target)
+            (
+                "all of them",
+                "",
+                _number(start),
+                _number(current),
+                gain,
+                _ratio(current, start),
+                target,
+            )
         )
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

@@ -169,6 +169,8 @@ def values(optimizer: Any) -> dict[str, float]:
     {'norm/global': 3.0, 'norm/global/target': 6.0, 'norm/global/ratio': 1.0}
     """
     numbers = tensors(optimizer)
+    if not numbers:  # nothing is controlled now
+        return {}
     device = next(iter(numbers.values())).device
     return dict(
         zip(

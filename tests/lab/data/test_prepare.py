@@ -276,6 +276,29 @@ def test_too_few_documents_to_validate_on_are_refused(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--shard-tokens=0", "shard_tokens=0: it must be 1 or more."),
+        ("--val-fraction=nan", "val_fraction=nan: it must be above 0 and at most 0.5, since it is"),
+        ("--val-fraction=0.6", "val_fraction=0.6: it must be above 0 and at most 0.5, since it is"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(tmp_path, capsys, flag, sentence):
+    (tmp_path / "one.txt").write_text("just one\n")
+    out = tmp_path / "out"
+    assert main(["prepare", str(tmp_path / "one.txt"), "--out", str(out), flag]) == 1
+    assert sentence in capsys.readouterr().err
+    key, _, value = flag[2:].replace("-", "_").partition("=")
+    options = {
+        "val_fraction": 0.5,
+        key: float(value) if "." in value or value == "nan" else int(value),
+    }
+    text = corpus.source(str(tmp_path / "one.txt"))
+    assert sentence in message(lambda: prepare.prepare(text, out, "bytes", **options))
+    assert not out.exists()
+
+
 def test_an_unknown_tokenizer_is_refused_with_the_nearest_name(tmp_path, capsys):
     (tmp_path / "one.txt").write_text("just one\n")
     assert (

@@ -192,9 +192,26 @@ def test_what_cannot_be_run_is_refused_before_anything_is_run(config, tmp_path, 
     assert main(command(config, tmp_path / "out", "--arms", "adamwn:heads=3")) == 1
     assert "width=32 is not divisible by heads=3" in capsys.readouterr().err
     assert main(command(config, tmp_path / "out", "--seeds", "0")) == 1
-    assert "seeds=0: at least one is needed." in capsys.readouterr().err
+    assert "seeds=0: it must be 1 or more." in capsys.readouterr().err
     assert main(command(config, tmp_path / "out", "--arms", "adamc", "adamc")) == 1
     assert "each must differ from the others" in capsys.readouterr().err
+    for more, sentence in (
+        (["--arms", "adamwn:steps=6"], "'AdamWN steps=6' could not be compared with the others"),
+        (["--arms", "adamc:rate=0.2"], "rate=0.2 would have no effect: AdamC takes no rate"),
+        (["--arms", "adamw:init_seed=1"], "cannot have init_seed of its own"),
+        (["--ratio", "2"], "ratio=2.0 would have no effect: every arm has its own"),
+        (["--optimizer", "SGD"], "optimizer=SGD would have no effect: every arm has its own"),
+        (["--arms", "adamc"], "ramp=3 would have no effect"),  # no arm controls a norm
+        (["--arms", "adamwn:clip=nan"], "clip=nan: it must be 0 or more and finite."),
+    ):
+        assert main(command(config, tmp_path / "out", *more)) == 1
+        assert sentence in capsys.readouterr().err
+    settings = challenge.settings_of(config.with_(norm_layers=True), ["adamwn"], 1)
+    challenge.check_settings(settings, ["norm_layers"])  # AdamWN uses it
+    arms = [
+        arm.cell(config.with_(norm_layers=True), 0, 2.0) for arm in challenge.all_arms(["adamwn"])
+    ]
+    assert [cell.config.optim.norm_layers for cell in arms] == [False, True]
     assert not (tmp_path / "out").exists()
 
 

@@ -37,20 +37,32 @@ def test_a_difference_that_is_there_is_shown_with_its_interval_and_the_tuning():
         "AdamWN lr=0.002 ended at a validation loss 0.0200 lower than AdamW lr=0.002 (-0.0200 ± "
         "0.00" in first
     )
-    assert first.endswith("n = 3 paired seeds): shown.")
+    assert first.endswith("n = 2 paired seeds, chosen by seed 0 and tested by others): shown.")
     assert (
         second
         == "Each had 3 trials; the best of AdamWN is inside its grid, that of AdamW inside its "
         "grid."
     )
     row = dict(zip(verdict.headings(), verdict.table()[1], strict=True))
-    assert row["n"] == "3"
+    assert (row["n"], row["pairs"]) == ("3", "2")
     assert row["s.d."] == f"{statistics.stdev(0.9 * NOISE[seed] for seed in range(3)):.4f}"
     assert row["loss on owt"] == "3.9797"
     assert row["difference on owt"].startswith("-0.0200 ±")
     # The curve is a straight line down to 2.98, which passes 3.00 near its end.
     assert row["steps to baseline"] == "100%"
     assert not verdict.flags
+
+
+def test_arms_with_unequal_trials_are_not_shown_to_differ():
+    def cells(scale, done):
+        others = [c for c in two_arms(scale, done) if c.arm == "AdamW" or c.trial == "lr=0.002"]
+        return others + grid("AdamWN from the start", Config().with_(lr=5e-3), seeds=[0, 1, 2])
+
+    verdict = judge(FakeLedger(Study("s", cells, baseline="AdamW"), outcome()))
+    assert verdict.sentences()[0].endswith(
+        ": not shown, because AdamWN had 1 trial and AdamW 3, more than a factor of 1.5 apart."
+    )
+    assert verdict.rows[2].inside == "not tuned"
 
 
 def test_a_trial_of_fewer_seeds_that_did_better_is_named():
@@ -64,8 +76,8 @@ def test_a_trial_of_fewer_seeds_that_did_better_is_named():
 
     flags = judge(FakeLedger(Study("s", cells, baseline="AdamW"), of)).flags
     assert [flag for flag in flags if "is compared by" in flag] == [
-        "AdamW is compared by lr=0.001, which has the most seeds (3); lr=0.002 ended 1.0000 lower "
-        "with the 1 it has."
+        "AdamW is compared by lr=0.001, with 3 seeds; lr=0.002, with 1, ended 1.0000 lower in "
+        "seed 0."
     ]
 
 
@@ -121,7 +133,10 @@ def test_one_seed_has_no_interval_and_says_so():
         return [c for c in two_arms(scale, done) if c.seed == 0]
 
     verdict = judge(FakeLedger(Study("s", cells), outcome()))
-    assert "one pair of runs, so not shown" in verdict.sentences()[0]
+    assert verdict.sentences()[0].endswith(
+        "one pair of runs, so not shown; every seed was used both to choose the settings and to "
+        "test them)."
+    )
     assert "One seed gives no interval: differences are of single runs." in verdict.flags
 
 
@@ -153,7 +168,11 @@ def test_unequal_trials_diverged_runs_and_an_optimum_at_the_edge_are_said():
     verdict = judge(FakeLedger(Study("s", cells), outcome(worst="AdamW lr=0.004 seed=1")))
     assert "Trials are not equal: AdamW had 3, AdamWN 2." in verdict.flags
     assert any(flag.startswith("1 runs diverged or failed") for flag in verdict.flags)
-    assert verdict.rows[1].inside == "not tuned"
+    assert verdict.rows[1].inside == "at the edge: lr=0.002"  # the higher one of two
+    assert verdict.sentences()[0].endswith(
+        "not shown, because the best of AdamWN is at the edge of its grid (lr=0.002), and may lie "
+        "beyond."
+    )
 
     def low(cell):
         return record(cell, 3 + cell.config.optim.lr)

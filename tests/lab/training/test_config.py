@@ -81,10 +81,10 @@ def test_the_help_of_a_command_explains_its_flags(capsys):
             "Use a shorter warm-up, 25 for example.",
         ),
         ({"steps": 0}, "steps=0: it must be 1 or more."),
-        ({"lr": -1.0}, "lr=-1.0: it must be above 0."),
+        ({"lr": -1.0}, "lr=-1.0: it must be above 0 and finite."),
         (
             {"schedule": "wsd", "decay": 0.0},
-            "decay=0.0: it is the fraction of the steps in which wsd lowers the learning rate.",
+            "decay=0.0: it must be above 0 and at most 1, since it is a fraction.",
         ),
         ({"gain": 0.0}, "gain=0.0: it must be above 0 and finite."),
         ({"init_gain": float("inf")}, "init_gain=inf: it must be above 0 and finite."),
@@ -99,8 +99,8 @@ def test_the_help_of_a_command_explains_its_flags(capsys):
         ),
         ({"gain": 0.8, "scope": "tensor"}, "gain is the target of the joint norm"),
         (
-            {"hidden_only": True, "optimizer": "AdamW"},
-            "hidden_only needs optimizer=AdamWN, and norm_layers off.",
+            {"hidden_only": True, "norm_layers": True},
+            "hidden_only controls the matrices inside the blocks alone, and norm_layers the scales",
         ),
     ],
 )

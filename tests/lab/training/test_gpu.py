@@ -53,3 +53,9 @@ def test_the_loss_of_a_compiled_run_in_bf16_falls(config, tmp_path):
     assert train(config.with_(optimizer="AdamWN", device="cuda", steps=40), tmp_path / "run")
     losses = [line["val_loss"] for line in metrics.read(tmp_path / "run") if "val_loss" in line]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_run_leaves_the_precision_of_matrix_products_as_it_found_it(config, tmp_path):
+    before = torch.get_float32_matmul_precision()
+    assert train(config.with_(device="cuda", compile=False), tmp_path / "run")
+    assert torch.get_float32_matmul_precision() == before == "highest"

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normcontrol.lab.cli.flags import PresetName, parse, say, start, unhindered
+from normcontrol.lab.cli.flags import PresetName, given, parse, say, start, unhindered
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.ranges import Count
 from normcontrol.lab.training.config import Config
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Challenge:
     """Challengers. adamwn: at the ratio the baseline ends with; scaled: AdamW started from weights
     scaled to that norm; adamc: AdamC; or any optimizer. Each may change settings:
     adamw:weight_decay=0.05 adamwn:ratio=2.4,rate=0.05"""
-    seeds: int = 1
+    seeds: Count = 1
     """The number of seeds that everything is repeated with; two or more give intervals."""
     out: Path | None = None
     """Folder of the challenge. A stopped challenge continues in its folder."""
@@ -44,7 +45,7 @@ def run(args: Sequence[str]) -> int:
 
     out = flags.out or Path("runs") / f"challenge-{flags.preset}"
     try:
-        outcome = train(flags, out)
+        outcome = train(flags, given(args), out)
     finally:
         leave()
     if outcome.stopped:
@@ -55,7 +56,7 @@ def run(args: Sequence[str]) -> int:
     return 0
 
 
-def train(flags: Challenge, out: Path) -> Outcome:
+def train(flags: Challenge, names: Sequence[str], out: Path) -> Outcome:
     """Run the cells of the challenge that are not finished."""
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.studies import challenge
@@ -65,6 +66,7 @@ def train(flags: Challenge, out: Path) -> Outcome:
 
     device = flags.config.run.device
     settings = challenge.settings_of(flags.config, flags.arms, flags.seeds)
+    challenge.check_settings(settings, [name for name in names if name in flags.config.flat()])
     world = join(device)
     if not world.first:
         world.wait()  # the first process may have to prepare the data
@@ -89,16 +91,16 @@ def show(ledger: Ledger) -> None:
     """Print the table and the verdict, and write the page."""
     from normcontrol.lab.report import study_page
     from normcontrol.lab.study.verdict import ONE_SEED, judge
-    from normcontrol.lab.study.verdict_text import columns
+    from normcontrol.lab.text import columns, terminal_width, wrapped
 
     refuse_failures(ledger)
-    page, verdict = study_page.write(ledger, ledger.out), judge(ledger)
-    print("\n".join(["", *columns([verdict.headings(), *verdict.table()]), ""]))
+    page, verdict, width = study_page.write(ledger, ledger.out), judge(ledger), terminal_width()
+    print("\n".join(["", *columns([verdict.headings(), *verdict.table()], width), ""]))
     print(f"The page with the four panels is {page}.")
-    print("\n".join(verdict.sentences()))
-    for flag in verdict.flags:
-        if flag != ONE_SEED:  # the sentences of the verdict contain it already
-            print(f"Note: {flag}")
+    # The sentences of the verdict contain already that there is one seed.
+    notes = [f"Note: {flag}" for flag in verdict.flags if flag != ONE_SEED]
+    for text in (*verdict.sentences(), *notes):
+        print("\n".join(wrapped(text, width)))
 
 
 def refuse_failures(ledger: Ledger) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import tyro
 
+from normcontrol.lab.ranges import check_fields
 from normcontrol.lab.training.config import PRESETS, Config, preset
 
 T = TypeVar("T")
@@ -23,8 +24,8 @@ PresetName = Annotated[str, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")
 
 
 def parse(command: str, kind: type[T], args: Sequence[str], default: T | None = None) -> T:
-    """Read flags into a dataclass, each by its own name, nested or not."""
-    return tyro.cli(
+    """Read flags into a dataclass, each by its own name, nested or not, and check their values."""
+    flags = tyro.cli(
         kind,
         prog=f"normcontrol {command}",
         args=list(args),
@@ -35,6 +36,8 @@ def parse(command: str, kind: type[T], args: Sequence[str], default: T | None = 
             tyro.conf.PositionalMetavarFromFieldName,
         ),
     )
+    check_fields(flags)
+    return flags
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,16 @@ def start(command: str, args: Sequence[str]) -> Config:
     from normcontrol.lab.training.run_folder import CONFIG
 
     return Config.load(found.resume / CONFIG)
+
+
+def given(args: Sequence[str]) -> list[str]:
+    """The names of the flags among the arguments.
+
+    >>> given(["--lr", "1e-3", "--weight-decay=0.1", "--no-bias"])
+    ['lr', 'weight_decay']
+    """
+    flags = (arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg.startswith("--"))
+    return [flag for flag in flags if not flag.startswith("no_")]
 
 
 def unhindered(show: Callable[Given, None]) -> Callable[Given, None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,13 +38,9 @@ def run(args: Sequence[str]) -> int:
 
 
 def show_all() -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
+    from normcontrol.lab.text import columns, terminal_width
     from normcontrol.methods import METHODS
 
-    table = Table("method", "scope", "target", "law", "reference", box=None, pad_edge=False)
-    for m in METHODS.values():
-        table.add_row(*map(escape, (m.name, m.scope, m.target, m.law, m.reference)))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    rows = [(m.name, m.scope, m.target, m.law, m.reference) for m in METHODS.values()]
+    headings = ("method", "scope", "target", "law", "reference")
+    print("\n".join(columns([headings, *rows], terminal_width())))

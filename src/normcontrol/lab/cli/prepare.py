@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from normcontrol.lab.cli.flags import parse
+from normcontrol.lab.ranges import Count, Share
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class Prepare:
     """Folder for the shards and their manifest."""
     tokenizer: str = "gpt2"
     """gpt2, bytes, or bpe:SIZE to train one on the text."""
-    val_fraction: float = 0.01
+    val_fraction: Share = 0.01
     """Share of the documents to validate on. nanoGPT's is 0.0005."""
     column: str = "text"
     """Key or column of the text, in jsonl and parquet."""
-    shard_tokens: int = 100_000_000
+    shard_tokens: Count = 100_000_000
     """Tokens in a shard."""
 
 

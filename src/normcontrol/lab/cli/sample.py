@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from normcontrol.lab.cli.flags import parse
+from normcontrol.lab.ranges import Count, CountOrNone, NotNegative, Seed
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,13 @@ class Sample:
     """Folder of the run."""
     prompt: str = ""
     """What the text begins with."""
-    tokens: int = 200
+    tokens: Count = 200
     """Length of the text, at most."""
-    temperature: float = 0.8
+    temperature: NotNegative = 0.8
     """0 for the likeliest token at every step; higher for more variety."""
-    top_k: int = 100
+    top_k: CountOrNone = 100
     """The number of most likely tokens to choose from; 0 for all."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the choices."""
     device: str = "auto"
     """Where to compute."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normcontrol.lab.cli.flags import PresetName, parse, start
+from normcontrol.lab.cli.flags import PresetName, given, parse, start
 from normcontrol.lab.training.config import Config
 
 
@@ -23,15 +23,13 @@ class Schedule:
 
 def run(args: Sequence[str]) -> int:
     flags = parse("schedule", Schedule, args, Schedule(config=start("schedule", args)))
-    from rich.console import Console
-    from rich.table import Table
-
     from normcontrol.lab.report.schedules import draw, rows
+    from normcontrol.lab.text import columns, terminal_width
+    from normcontrol.lab.training.options import check_used
 
-    table = Table("step", "lr", "r_t", "k_t", box=None, pad_edge=False)
-    for row in rows(flags.config):
-        table.add_row(*row)
-    Console().print(table)
+    check_used(flags.config, given(args))
+    table = [("step", "lr", "r_t", "k_t"), *rows(flags.config)]
+    print("\n".join(columns(table, terminal_width())))
     draw(flags.config, flags.out)
     print(f"Drawn in {flags.out}.")
     return 0

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from normcontrol.lab.cli.flags import parse, unhindered
+from normcontrol.lab.cli.flags import given, parse, unhindered
 from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.ranges import Count, NotNegative
 from normcontrol.lab.study.scales import Scale
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ class Study:
     """Other data to validate on after the last step."""
     only: Texts = ()
     """Only cells whose part or name contains one of these texts."""
-    limit_minutes: float | None = None
+    limit_minutes: NotNegative | None = None
     """Start no cell that would not end within this number of minutes."""
     on: Literal["local", "ray"] = "local"
     """On this machine, or on the Ray cluster it belongs to."""
-    workers: int = 1
+    workers: Count = 1
     """Cells to run at a time."""
     device: str = "auto"
     """cpu, cuda, ...; auto takes a GPU if there is one."""
@@ -60,12 +61,11 @@ def run(args: Sequence[str]) -> int:
             "A study gives each run one process, and torchrun started several. Start it without "
             "torchrun, with --workers."
         )
-    if flags.workers < 1:
-        raise LabError(f"workers={flags.workers}: at least one is needed.")
     if flags.replay:
-        return repeat(flags)
+        return repeat(flags, given(args))
     from normcontrol.lab.studies import STUDIES
     from normcontrol.lab.studies.opening import begin
+    from normcontrol.lab.text import columns, terminal_width
 
     if not flags.name:
         raise LabError(
@@ -76,9 +76,12 @@ def run(args: Sequence[str]) -> int:
     ledger = begin(out, flags.name, flags.scale, flags.data, flags.also_validate)
     if flags.list:
         done = ledger.results()
-        for cell in ledger.cells(done):
-            record = done.of(cell)
-            print(f"{cell.part:10} {cell.label:60} {record.status if record else '-'}")
+        cells = [cell for cell in ledger.cells(done) if cell.matches(flags.only)]
+        rows = [
+            (cell.label, cell.part or "-", record.status if (record := done.of(cell)) else "-")
+            for cell in cells
+        ]
+        print("\n".join(columns([("cell", "part", "status"), *rows], terminal_width())))
         return 0
     return train(flags, ledger)
 
@@ -130,12 +133,19 @@ def summary(outcome: Outcome, out: Path) -> int:
     return 0
 
 
-def repeat(flags: Study) -> int:
+REPLAYED = ("replay", "only", "workers", "device", "data", "also_validate")
+"""The flags that a replay uses."""
+
+
+def repeat(flags: Study, names: Sequence[str]) -> int:
     """Run finished cells again; the exit status is 1 if one of them differs."""
-    if flags.name or flags.out or flags.limit_minutes or flags.list or flags.on != "local":
+    others = [name for name in names if name not in REPLAYED]
+    if flags.name or others:
+        ignored = "--" + others[0].replace("_", "-") if others else flags.name
+        known = ", ".join("--" + name.replace("_", "-") for name in REPLAYED[1:])
         raise LabError(
-            "A replay runs what its folder says, on this machine and to its end. With --replay, "
-            "only --only, --workers, --device, --data and --also-validate can be given."
+            "A replay runs what its folder says, on this machine and to its end, so that "
+            f"{ignored} would have no effect. With --replay, only {known} can be given."
         )
     from normcontrol.lab.studies.opening import begin, find, open_folder
     from normcontrol.lab.study.replay import replay

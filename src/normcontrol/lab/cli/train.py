@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from normcontrol.lab.cli.flags import PresetName, parse, say, start, unhindered
+from normcontrol.lab.cli.flags import PresetName, given, parse, say, start, unhindered
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.config import Config
 
@@ -29,6 +30,12 @@ class Train:
 
 def run(args: Sequence[str]) -> int:
     flags = parse("train", Train, args, Train(config=start("train", args)))
+    without_effect = [flag for flag in ("preset", "out") if flags.resume and flag in given(args)]
+    if without_effect:
+        raise LabError(
+            f"--{without_effect[0]} would have no effect with --resume: a run is continued in its "
+            "own folder, with its own settings. Omit one of the two."
+        )
     if "RANK" in os.environ and not (flags.resume or flags.out):
         raise LabError(
             "Several processes were started, and each would choose a folder of its own. Give a "
@@ -36,9 +43,12 @@ def run(args: Sequence[str]) -> int:
         )
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.training.loop import train
+    from normcontrol.lab.training.metrics import read
+    from normcontrol.lab.training.options import check_used
     from normcontrol.lab.training.parallel import leave
     from normcontrol.lab.training.run_folder import free_name
 
+    check_used(flags.config, given(args))
     method = flags.config.optim.optimizer
     out = flags.resume or flags.out or free_name(Path("runs"), f"{flags.preset}-{method}")
     try:
@@ -54,5 +64,13 @@ def run(args: Sequence[str]) -> int:
     if not finished:
         say(f"Stopped, and saved. To continue:\n  normcontrol train --resume {out}")
         return 130
-    say(f"Done: {out}. Text from it with:\n  normcontrol sample {out}")
+    say(f"Done: {out}, with {final(read(out))}. Text from it with:\n  normcontrol sample {out}")
     return 0
+
+
+def final(lines: Sequence[Mapping[str, Any]]) -> str:
+    """In words, the validation losses at the end of a run."""
+    last: Mapping[str, Any] = next((line for line in reversed(lines) if "val_loss" in line), {})
+    losses = {key: value for key, value in last.items() if key.startswith("val_loss")}
+    names = {key: key.removeprefix("val_loss").replace("_", " on ", 1) for key in losses}
+    return " and ".join(f"a validation loss{names[key]} of {losses[key]:.4f}" for key in losses)

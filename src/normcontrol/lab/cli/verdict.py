@@ -24,7 +24,8 @@ def run(args: Sequence[str]) -> int:
     from normcontrol.lab.studies.opening import find, open_folder
     from normcontrol.lab.study.verdict import judge
     from normcontrol.lab.study.verdict_text import lines
+    from normcontrol.lab.text import terminal_width
 
-    for line in lines(judge(open_folder(find(flags.study)))):
+    for line in lines(judge(open_folder(find(flags.study))), terminal_width()):
         print(line)
     return 0

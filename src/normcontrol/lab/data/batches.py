@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from normcontrol.lab import seeds
 from normcontrol.lab.data import corpus, manifest, prepare
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import largest, sha256
@@ -178,7 +179,7 @@ class Batches:
 
     def _window(self, epoch: int, place: int) -> Tokens:
         if epoch != self._epoch:
-            random = np.random.Generator(np.random.Philox(key=[self.seed % (1 << 64), epoch]))
+            random = seeds.for_numpy(self.seed, stream=epoch)
             self._offset = int(random.integers(self.context))
             self._epoch, self._order = epoch, random.permutation(self.windows)
         window = int(self._order[place])

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from normcontrol.lab.errors import LabError
 
@@ -53,7 +53,8 @@ class Source:
     def fingerprint(self) -> str:
         """A hash of the column, and of the names and sizes of the files."""
         listing = "\n".join(f"{path.name} {path.stat().st_size}" for path in self.files)
-        return hashlib.sha256(f"{self.column}\n{listing}".encode()).hexdigest()[:16]
+        content = f"{self.column}\n{listing}".encode(errors="surrogateescape")
+        return hashlib.sha256(content).hexdigest()[:16]
 
     def documents(self) -> Iterator[tuple[Iterator[str], int]]:
         """Every document as blocks of text, with the number of bytes of the source up to the end of
@@ -227,17 +228,18 @@ def _jsonl(path: Path, column: str) -> Iterator[str]:
             if not line.strip():
                 continue
             try:
-                yield json.loads(line)[column]
+                text = json.loads(line)[column]
             except UnicodeDecodeError as error:
                 raise LabError(
                     f"{path}, line {number}, is not UTF-8 at its byte {error.start}. Convert the "
                     "file, or remove it."
                 ) from None
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise LabError(
                     f"{path}, line {number}, is not a JSON object with the text under {column!r}. "
                     "Give its key as --column."
                 ) from None
+            yield _text(text, column, f"{path}, line {number},")
 
 
 def _parquet(path: Path, column: str) -> Iterator[str]:
@@ -253,5 +255,42 @@ def _parquet(path: Path, column: str) -> Iterator[str]:
             f"{path} has the columns {', '.join(table.schema_arrow.names)}, and none named "
             f"{column!r}. Give one as --column."
         )
-    for batch in table.iter_batches(batch_size=256, columns=[column]):
-        yield from (text for text in batch.column(0).to_pylist() if text)
+    row = 0
+    try:
+        for batch in table.iter_batches(batch_size=256, columns=[column]):
+            for value in batch.column(0):
+                row += 1
+                yield _text(value.as_py(), column, f"{path}, row {row},")
+    except UnicodeDecodeError as error:
+        raise LabError(
+            f"{path}, row {row}, is not UTF-8 at its byte {error.start}. Convert or remove it."
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        raise LabError(
+            f"{path} cannot be read after row {row} ({error}). Copy it again, or remove it."
+        ) from None
+
+
+def _text(value: Any, column: str, where: str) -> str:
+    """The text of a document, if it is one."""
+    if not isinstance(value, str):
+        given = "null" if value is None else f"{str(value)[:40]} ({type(value).__name__})"
+        raise LabError(
+            f"{where} has {given} under {column!r}, where a text is needed. Give another key or "
+            "column as --column, or remove it."
+        )
+    check_unicode(value, where)
+    return value
+
+
+def check_unicode(text: str, where: str) -> None:
+    """Raise :class:`LabError` for a text that no encoding can store: one with half of a surrogate
+    pair, which JSON's escapes can contain."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise LabError(
+            f"{where} has the lone surrogate U+{code:04X} at character {error.start}, which is "
+            "half of a character. Replace or remove it."
+        ) from None

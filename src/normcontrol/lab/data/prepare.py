@@ -35,6 +35,7 @@ from normcontrol.lab.files import (
     truncate,
     write_json,
 )
+from normcontrol.lab.ranges import Count, Share, check_value
 
 JOURNAL = "journal.json"
 TASK = 1 << 20  # characters that a thread encodes in one task
@@ -157,7 +158,7 @@ def _prepare(
     shard_tokens: int,
     progress: Progress,
 ) -> None:
-    _check_arguments(out, val_fraction)
+    _check_arguments(out, val_fraction, shard_tokens)
     every = round(1 / val_fraction)
     settings = {
         "source": source.name,
@@ -191,12 +192,9 @@ def _prepare(
     (out / JOURNAL).unlink(missing_ok=True)
 
 
-def _check_arguments(out: Path, val_fraction: float) -> None:
-    if not 0 < val_fraction <= 0.5:
-        raise LabError(
-            f"val_fraction={val_fraction}: it is the fraction of the documents to validate on. "
-            "Give a number in (0, 0.5]."
-        )
+def _check_arguments(out: Path, val_fraction: float, shard_tokens: int) -> None:
+    check_value("val_fraction", val_fraction, Share)
+    check_value("shard_tokens", shard_tokens, Count)
     if (out / MANIFEST).exists():
         raise LabError(
             f"{out} already contains prepared data. Train on it with --data {out}, or give another "

@@ -39,7 +39,7 @@ class Bytes:
     name, size, end = "bytes", 257, 256
 
     def encode(self, text: str) -> Ids:
-        return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)
+        return np.frombuffer(text.encode(), dtype=np.uint8)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
@@ -159,7 +159,7 @@ def make(name: str, texts: Iterable[str]) -> Tokenizer:
     if name == "gpt2":
         return GPT2()
     kind, _, size = name.partition(":")
-    if kind == "bpe" and size.isdigit():
+    if kind == "bpe" and size.isdecimal():
         return Trained.train(texts, int(size))
     raise LabError(
         f"There is no tokenizer {name!r}. {nearest(name, ['gpt2', 'bytes', 'bpe:1024'])}"

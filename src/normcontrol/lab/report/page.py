@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,15 @@ from typing import Any
 import numpy as np
 
 from normcontrol.lab.files import write_text
+from normcontrol.lab.text import printable
 
 WEB = Path(__file__).parent / "web"
 COLOURS = (
     *("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf"),
     *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#5254a3", "#ad494a"),
 )
+LARGEST = 2**53
+"""Up to this number, JavaScript has all integers."""
 CURVES = ("loss", "val_loss", "ratio")
 
 
@@ -45,7 +49,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        return " ".join(filter(None, (self.arm, self.trial, f"seed={self.seed}")))
+        return printable(" ".join(filter(None, (self.arm, self.trial, f"seed={self.seed}"))))
 
 
 @dataclass(frozen=True)
@@ -72,21 +76,21 @@ class Page:
     baseline: str = "the baseline"
 
     def render(self) -> str:
-        flags = "".join(f"<li>{html.escape(flag)}</li>" for flag in self.flags)
+        flags = "".join(f"<li>{_escaped(flag)}</li>" for flag in self.flags)
         return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(self.title)}</title>
+<title>{_escaped(self.title)}</title>
 <link rel="icon" href="data:,">
 <style>{_web("page.css")}</style>
 </head>
 <body>
 <button id="theme" type="button" aria-label="light or dark">◐</button>
 <main>
-<h1>{html.escape(self.title)}</h1>
-{"".join(f'<p class="verdict">{html.escape(sentence)}</p>' for sentence in self.sentences)}
+<h1>{_escaped(self.title)}</h1>
+{"".join(f'<p class="verdict">{_escaped(sentence)}</p>' for sentence in self.sentences)}
 {f'<ul class="note">{flags}</ul>' if flags else ""}
 {self._figures()}
 {"".join(map(_table, self.tables))}
@@ -140,6 +144,7 @@ zoom in, double-click to zoom out.
             runs.append(
                 {
                     **about,
+                    "arm": printable(run.arm),
                     "config": {k: v for k, v in run.config.items() if first.get(k) != v},
                     "curves": curves,
                 }
@@ -149,9 +154,28 @@ zoom in, double-click to zoom out.
             "steps": list(steps),
             "config": first,
             "colours": COLOURS,
-            "baseline": self.baseline,
+            "baseline": printable(self.baseline),
         }
-        return json.dumps(content, separators=(",", ":")).replace("</", "<\\/")
+        # No "<": neither "</script>" nor "<!--" in a name can end or change the script.
+        text = json.dumps(_exact(content), separators=(",", ":"), allow_nan=False)
+        return text.replace("<", "\\u003c")
+
+
+def _escaped(text: str) -> str:
+    """A text for HTML, whatever characters are in it."""
+    return html.escape(printable(text))
+
+
+def _exact(value: Any) -> Any:
+    """The value for JSON. Numbers that a script would round or not read are texts: large seeds, and
+    those that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: _exact(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_exact(one) for one in value]
+    is_large = isinstance(value, int) and abs(value) > LARGEST
+    is_other = isinstance(value, float) and not math.isfinite(value)
+    return str(value) if is_large or is_other else value
 
 
 def _floats(values: Sequence[float]) -> str:
@@ -164,17 +188,15 @@ def _web(name: str) -> str:
 
 def _download(name: str, content: bytes) -> str:
     kind = {"png": "image/png", "pdf": "application/pdf"}[name.rpartition(".")[2]]
-    return (
-        f'<a download="{name}" '
-        f'href="data:{kind};base64,{base64.b64encode(content).decode()}">{name}</a>'
-    )
+    data, name = base64.b64encode(content).decode(), _escaped(name)
+    return f'<a download="{name}" href="data:{kind};base64,{data}">{name}</a>'
 
 
 def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in table.headings)
+    head = "".join(f"<th>{_escaped(heading)}</th>" for heading in table.headings)
     body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
-    note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
-    return f"""<h2>{html.escape(table.title)}</h2>
+    note = f'<p class="note">{_escaped(table.note)}</p>' if table.note else ""
+    return f"""<h2>{_escaped(table.title)}</h2>
 <div class="scroll"><table class="sorts"><thead><tr>{head}</tr></thead><tbody>
 {body}
 </tbody></table></div>{note}
@@ -183,7 +205,7 @@ def _table(table: Table) -> str:
 
 def _cell(text: str) -> str:
     mark = f' class="{text}"' if text in ("supported", "refuted") else ""
-    return f"<td{mark}>{html.escape(text)}</td>"
+    return f"<td{mark}>{_escaped(text)}</td>"
 
 
 def _runs(runs: Sequence[Run]) -> str:
@@ -205,7 +227,7 @@ def _runs(runs: Sequence[Run]) -> str:
         body.append(
             f'<tr>{cells}<td><button type="button" data-run="{number}">config</button></td></tr>'
         )
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
+    head = "".join(f"<th>{_escaped(heading)}</th>" for heading in headings)
     return f"""<h2>Every run</h2>
 <div class="scroll"><table class="sorts" id="runs"><thead><tr>{head}</tr></thead><tbody>
 {chr(10).join(body)}

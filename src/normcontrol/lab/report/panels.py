@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from normcontrol import constant, linear
 from normcontrol.lab.report.figure_files import save
 from normcontrol.lab.report.page import COLOURS
+from normcontrol.lab.text import printable, wrapped
 
 Series = Mapping[int, float]
 """Values at steps."""
@@ -56,7 +57,13 @@ Panel = Callable[[Axes, list[Curve]], None]
 def train_loss(ax: Axes, curves: list[Curve]) -> None:
     smoothed = [_smoothed(mean(curve.of("loss"))) for curve in curves]
     for i, (curve, loss) in enumerate(zip(curves, smoothed, strict=True)):
-        ax.plot(list(loss), list(loss.values()), color=_colour(i), label=curve.name, linewidth=1.3)
+        ax.plot(
+            list(loss),
+            list(loss.values()),
+            color=_colour(i),
+            label=_shown(curve.name),
+            linewidth=1.3,
+        )
     ax.set_title("training loss (running mean)")
     _zoom(ax, smoothed)
 
@@ -74,15 +81,14 @@ def val_loss(ax: Axes, curves: list[Curve]) -> None:
 def val_difference(ax: Axes, curves: list[Curve]) -> None:
     for i, curve in enumerate(curves):
         _with_range(ax, curve.less(curves[0]), i)
-    ax.set_title(f"validation loss minus that of {curves[0].name}")
+    title = f"validation loss minus that of {printable(curves[0].name)}"
+    ax.set_title("\n".join(wrapped(title, 60)))
 
 
 def norm_ratio(ax: Axes, curves: list[Curve]) -> None:
     for i, curve in enumerate(curves):
         ratio = mean(curve.of("ratio"))
-        ax.plot(
-            list(ratio), list(ratio.values()), color=_colour(i), label=curve.name, linewidth=1.3
-        )
+        ax.plot(list(ratio), list(ratio.values()), color=_colour(i), linewidth=1.3)
         if curve.target is not None:
             ax.axhline(curve.target, color=_colour(i), linestyle=":", linewidth=1)
     ax.set_title("norm of the weights / initial norm (dotted: target)")
@@ -94,7 +100,8 @@ PANELS: tuple[Panel, ...] = (train_loss, val_loss, val_difference, norm_ratio)
 def draw(curves: list[Curve], *paths: Path) -> None:
     """Draw all four panels in one picture, and write it to each path: .png for screens, .pdf for
     papers."""
-    with matplotlib.rc_context(_style("#222222", "#cccccc")):
+    # A dollar sign in a name is a dollar sign.
+    with matplotlib.rc_context({**_style("#222222", "#cccccc"), "text.parse_math": False}):
         figure = Figure(figsize=(11, 7.2), layout="constrained")
         for ax, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
             panel(ax, curves)
@@ -121,6 +128,13 @@ def draw_figure_1(*paths: Path) -> None:
         ax.set(xlabel="step", ylabel="$r_t$: target norm / initial norm", ylim=(-0.05, 2.15))
         ax.legend(frameon=False, loc="center right")
         _save(figure, paths)
+
+
+def _shown(name: str) -> str:
+    """A name in lines that fit beside another one. Matplotlib leaves out names that begin with an
+    underscore, so that they begin with a space."""
+    text = "\n".join(wrapped(printable(name), 60))
+    return f" {text}" if text.startswith("_") else text
 
 
 def _save(figure: Figure, paths: tuple[Path, ...]) -> None:

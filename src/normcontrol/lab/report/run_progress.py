@@ -8,12 +8,15 @@ shows the status that it is given, and does not know studies.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
+from normcontrol.lab.text import columns, printable, wide
 from normcontrol.lab.training.loop import Status
 from normcontrol.lab.training.parallel import is_first
 
@@ -40,7 +43,7 @@ class Board:
 
     def __exit__(self, *_: object) -> None:
         if self.live:
-            self.live.update(self._table(), refresh=True)
+            self.live.update(self.table(), refresh=True)
             self.live.stop()
 
     def plan(self, *names: str) -> None:
@@ -55,35 +58,40 @@ class Board:
             started, first = time.monotonic(), status.step
         self.runs[name] = (status, started, first)
         if self.live:
-            self.live.update(self._table())
+            self.live.update(self.table())
         elif time.monotonic() - self._printed > QUIET or status.step == status.steps:
             self._printed = time.monotonic()
-            self.console.print(
-                "  ".join((name, *_cells(status, _left(status, started, first)))), highlight=False
-            )
+            step, loss, ratio, val, *rest = _cells(status, _left(status, started, first))
+            words = (printable(name), step, f"loss {loss}", f"ratio {ratio}", f"val {val}", *rest)
+            self.console.print(Text("  ".join(words)), soft_wrap=True)
 
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for column in ("run", "", "step", "loss", "norm ratio", "validation", "speed", "left"):
-            table.add_column(
-                column, no_wrap=True, justify="left" if column in ("run", "") else "right"
-            )
+    def table(self) -> RenderableType:
+        """A line for each run, with a bar at its end if the terminal has room for it."""
+        headings = ("run", "step", "loss", "norm ratio", "validation", "speed", "left")
+        rows, bars = [], []
         for name, (status, started, first) in self.runs.items():
-            if status is None:
-                table.add_row(name, ProgressBar(total=1, completed=0, width=20), *["-"] * 6)
-            else:
-                bar = ProgressBar(total=status.steps, completed=status.step, width=20)
-                table.add_row(name, bar, *_cells(status, _left(status, started, first)))
+            left = "-" if status is None else _left(status, started, first)
+            rows.append((name, *(["-"] * 6 if status is None else _cells(status, left))))
+            bars.append((0, 1) if status is None else (status.step, status.steps))
+        lines = columns([headings, *rows], self.console.width)
+        room = min(20, self.console.width - max(map(wide, lines)) - 2)
+        if room < 5 or len(lines) > len(rows) + 1:
+            return Text("\n".join(lines), no_wrap=True)
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text(lines[0], no_wrap=True))
+        for line, (done, total) in zip(lines[1:], bars, strict=True):
+            bar = ProgressBar(total=total, completed=done, width=room)
+            table.add_row(Text(line, no_wrap=True), bar)
         return table
 
 
-def _cells(status: Status, left: str) -> tuple[str, ...]:
+def _cells(status: Status, left: str) -> Sequence[str]:
     ratio = (
         f"{status.ratio:.3f}"
         if status.target is None
         else f"{status.ratio:.3f} of {status.target:.3f}"
     )
-    val = "-" if status.val_loss is None else f"val {status.val_loss:.4f}"
+    val = "-" if status.val_loss is None else f"{status.val_loss:.4f}"
     speed = f"{status.tokens_per_second:,.0f} tok/s" + (
         "" if status.mfu is None else f" (MFU {status.mfu:.0%})"
     )

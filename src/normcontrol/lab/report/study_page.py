@@ -8,6 +8,7 @@ from pathlib import Path
 from normcontrol.lab.report import panels
 from normcontrol.lab.report.page import Page, Run, Table
 from normcontrol.lab.study.cells import Cell
+from normcontrol.lab.study.claims import HOW
 from normcontrol.lab.study.evidence import Trial
 from normcontrol.lab.study.ledger import Ledger
 from normcontrol.lab.study.records import Record
@@ -16,10 +17,11 @@ from normcontrol.lab.training.config import Config, differences
 
 FIGURES = ("figures.png", "figures.pdf")
 NOTE = (
-    "Each arm by its trial with the most seeds, and of those the best. Differences pair runs that "
-    "share initial weights and the order of the data; ± is half of the 95 % interval (Student's "
-    "t), s.d. the standard deviation of the loss over seeds. Detectable: the difference that four "
-    "of five such studies would show."
+    "Each arm by its trial with the most seeds, and of those the best in the first third of the "
+    "seeds that all have. Differences pair runs that share initial weights and the order of the "
+    "data, in the other seeds (pairs: how many); ± is half of the 95 % interval (Student's t), "
+    "each by itself. n, val loss and s.d. (the standard deviation) are of all seeds of the trial. "
+    "Detectable: the difference that four of five such studies would show."
 )
 
 
@@ -100,7 +102,7 @@ def tables(verdict: Verdict) -> list[Table]:
         found.append(Table("Results", verdict.headings(), verdict.table(), note))
     if verdict.findings:
         headings: tuple[str, ...] = ("claim", "outcome", "numbers", "refuted if")
-        note = "The rules are code of the study, not of this page."
+        note = f"{HOW} The rules are code of the study, not of this page."
         found.append(Table("Claims", headings, verdict.claims(), note))
     if verdict.study.published:
         note = f"What differs: {verdict.study.differs.get(verdict.scale, '')}."

@@ -12,6 +12,7 @@ from typing import Any
 
 from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.study.records import Record
+from normcontrol.lab.text import columns, printable, wrapped
 from normcontrol.lab.training.loop import Status
 
 
@@ -34,7 +35,7 @@ class Lines:
         """Show the result of a cell."""
         minutes = (time.monotonic() - self.started) / 60
         print(
-            f"{minutes:5.1f} min  {done}/{wanted}  {cell.label}: {_outcome(record)}, "
+            f"{minutes:5.1f} min  {done}/{wanted}  {printable(cell.label)}: {_outcome(record)}, "
             f"{record.seconds:.0f} s",
             flush=True,
         )
@@ -72,27 +73,21 @@ class LiveTable(Lines):
         self.count = (done, wanted)
         self.live.update(self.table())
 
-    def table(self) -> Any:
-        from rich.table import Table
+    def table(self, width: int | None = None) -> Any:
+        """All trials by their seeds, and under them the cells that are running."""
+        from rich.text import Text
 
+        width = width or self.live.console.width
         seeds = sorted({seed for row in self.rows.values() for seed in row})
-        table = Table(
-            box=None,
-            pad_edge=False,
-            title=f"{self.count[0]} of {self.count[1]} cells known so far",
-            title_justify="left",
-        )
-        for heading in ("trial", *(f"seed {seed}" for seed in seeds)):
-            table.add_column(heading, no_wrap=True)
-        for name, row in self.rows.items():
-            table.add_row(name, *(row.get(seed, "") for seed in seeds))
-        for label, status in self.running.items():
-            table.add_row(
-                f"{label}: {status.step}/{status.steps}, loss {status.loss:.3f}, ratio "
-                f"{status.ratio:.2f}",
-                style="dim",
-            )
-        return table
+        headings = ["trial", *(f"seed {seed}" for seed in seeds)]
+        rows = [(name, *(row.get(seed, "") for seed in seeds)) for name, row in self.rows.items()]
+        lines = [f"{self.count[0]} of {self.count[1]} cells known so far"]
+        lines += columns([headings, *rows], width)
+        shown = Text("\n".join(lines), no_wrap=True)
+        for label, s in self.running.items():
+            line = f"{label}: {s.step}/{s.steps}, loss {s.loss:.3f}, ratio {s.ratio:.2f}"
+            shown.append("\n" + "\n".join(wrapped(printable(line), width)), style="dim")
+        return shown
 
 
 def progress() -> Lines:

@@ -14,16 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.ranges import Count, check_value
 from normcontrol.lab.study.cells import Cell, Story, Study
 from normcontrol.lab.study.records import Results, config_of
-from normcontrol.lab.study.verdict import Row, Verdict
+from normcontrol.lab.study.verdict import BUDGET, Row, Verdict
 from normcontrol.lab.training.config import Config, check, field_type
 from normcontrol.lab.training.optimizers import TORCH, known_name
+from normcontrol.lab.training.options import OFF, check_used, unused
 
 NAME = "challenge"
 
 RATIO = "the baseline's final ratio"
 """A placeholder for a number that is known after the baseline is trained."""
+
+SHARED = ("optimizer", "init_seed", "data_seed", "dropout_seed", "data", "tokenizer")
+"""Settings that the text of an arm cannot change. Arms are paired: they share seeds and data."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Arm:
 
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+    """The names of the changes that are written out in its text."""
 
     def cell(self, base: Config, seed: int, ratio: float | None = None) -> Cell:
         """The run of this arm with a seed; ``ratio`` is that with which the baseline ended."""
@@ -41,7 +48,10 @@ class Arm:
             "data_seed": base.data.data_seed + seed,
             "dropout_seed": base.model.dropout_seed + seed,
         }
-        return Cell(self.name, base.with_(**changes, **seeds), seed)
+        config = base.with_(**changes, **seeds)
+        # A setting for all arms is for those that can use it.
+        off = {key: OFF[key] for key in unused(config, OFF) if key not in self.own}
+        return Cell(self.name, config.with_(**off), seed)
 
 
 BASELINE = Arm("AdamW", {"optimizer": "AdamW", "ratio": None})
@@ -83,9 +93,17 @@ def parse_arm(text: str) -> Arm:
             raise LabError(
                 f"The arm {text!r} should be NAME:key=value,key=value; {pair!r} has no value."
             )
+        if key in SHARED:
+            raise LabError(
+                f"The arm {text!r} cannot have {key} of its own: NAME is its optimizer, and all "
+                "arms share their seeds and data. Give seeds and data to all arms, as "
+                f"--{key.replace('_', '-')}."
+            )
         changes[key] = _read(key, value.strip())
     words = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changes.items())
-    return Arm(f"{known.name} {', '.join(words)}".strip(), {**known.changes, **changes})
+    return Arm(
+        f"{known.name} {', '.join(words)}".strip(), {**known.changes, **changes}, tuple(changes)
+    )
 
 
 def _read(key: str, text: str) -> Any:
@@ -93,7 +111,7 @@ def _read(key: str, text: str) -> Any:
     kind = field_type(key)
     kinds = (
         [k for k in typing.get_args(kind) if k is not type(None)]
-        if isinstance(kind, types.UnionType)
+        if typing.get_origin(kind) in (typing.Union, types.UnionType)
         else [kind]
     )
     if typing.get_origin(kinds[0]) is typing.Literal:
@@ -126,14 +144,42 @@ def settings_of(config: Config, arms: Sequence[str], seeds: int) -> dict[str, An
     return settings
 
 
+def check_settings(settings: Mapping[str, Any], given: Sequence[str] = ()) -> None:
+    """Refuse what cannot be run or compared, before anything is run.
+
+    Args:
+        settings: the settings of a challenge.
+        given: the names of the settings of the config that the user has given. Each must have an
+            effect in one of the arms.
+    """
+    check_value("seeds", settings["seeds"], Count)
+    base, arms = config_of(settings["config"]), all_arms(settings["arms"])
+    configs = [arm.cell(base, seed=0, ratio=1.0).config for arm in arms]
+    for arm, config in zip(arms, configs, strict=True):
+        check(config)
+        check_used(config, arm.own)
+        for key in arm.own:
+            if key in BUDGET:
+                raise LabError(
+                    f"The arm {arm.name!r} could not be compared with the others, since {key} "
+                    f"would differ. Give it to all arms, as --{key.replace('_', '-')}."
+                )
+    for key in given:
+        left = [c for arm, c in zip(arms, configs, strict=True) if key not in arm.changes]
+        if not left:
+            raise LabError(
+                f"{key}={base.flat()[key]} would have no effect: every arm has its own. Use --arms "
+                f"instead, as in --arms adamwn:{key}=VALUE."
+            )
+        why = [unused(config, [key]).get(key) for config in left]
+        if all(why):
+            raise LabError(f"{key}={base.flat()[key]} {why[-1]}")
+
+
 def study(settings: Mapping[str, Any]) -> Study:
-    """The study with these settings. What cannot be run is refused before anything is run."""
+    """The study with these settings."""
     base, seeds = config_of(settings["config"]), settings["seeds"]
-    if seeds < 1:
-        raise LabError(f"seeds={seeds}: at least one is needed.")
     arms = all_arms(settings["arms"])
-    for arm in arms:
-        check(arm.cell(base, seed=0, ratio=1.0).config)
 
     def cells(scale: str, done: Results) -> list[Cell]:
         wanted = []

@@ -5,7 +5,8 @@ Its parts come in the order of their importance, so that the finished ones are u
 stopped: decays and ratios at the learning rate that is expected to be best; the best of each, and
 the controls, with paired seeds; the other learning rates (and the seeds again, if one of them is
 better); the second best with seeds, because one seed may have chosen wrongly; then the smaller
-questions; and the controls tuned too. The claims and their rules are in ``claims_rules.py``.
+questions; and every other arm tuned with as many trials as AdamWN has at that learning rate. The
+claims and their rules are in ``claims_rules.py``.
 """
 
 from __future__ import annotations
@@ -118,8 +119,11 @@ def cells(scale: str, done: Results) -> list[Cell]:
     wanted += horizons(
         r, adamw.config, adamwn.config, decays=tried[ADAMW], ratios=tried[ADAMWN], done=done
     )
-    wanted += controls(r, adamw, adamwn, done)
-    wanted += others(r, adamwn)
+    trials = len({c.trial for c in wanted if _same_rate(c, adamwn)})
+    for arm, part in others(adamw, adamwn).items():
+        first_seeds = r.seeds[:1] if part == "controls" else r.more
+        wanted += tuned(arm, part, trials, first_seeds, r, done)
+    wanted += offsets(r, adamwn)
     return wanted + [c for cell in tried_once for c in seeded(cell, r.more, cell.part)]
 
 
@@ -243,36 +247,55 @@ def horizons(
     return wanted
 
 
-def controls(r: Ranges, adamw: Cell, adamwn: Cell, done: Results) -> list[Cell]:
-    """The two controls tuned: other decays, at most two more while the best is at an edge, and the
-    best of them with every seed."""
-    wanted: list[Cell] = []
-    for control in (scaled(adamw, adamwn), same_total_decay(adamw)):
-        axes: dict[str, Any] = {key: [value] for key, value in control.settings}
-        tried = seeded(control, r.seeds[:1], "controls")
-        decays = [control.config.optim.weight_decay * factor for factor in (1 / 3, 3.0)]
-        for _ in range(3):
-            tried += grid(
-                control.arm, control.config, part="controls", **{**axes, "weight_decay": decays}
-            )
-            if not done.done(tried) or not (found := one_more(tried, done)).beyond:
-                break
-            decays = [found.value]
-        wanted += tried
-        if done.done(tried) and (best := done.best(tried)):
-            wanted += seeded(best, r.seeds, "controls")
-    return wanted
+def _same_rate(cell: Cell, best: Cell) -> bool:
+    """True for a cell of the same arm at the same learning rate."""
+    return cell.arm == best.arm and cell.config.optim.lr == best.config.optim.lr
 
 
-def others(r: Ranges, adamwn: Cell) -> list[Cell]:
-    """One norm for each tensor, LayerNorm controlled, and how far the norm is from its target."""
-    best = adamwn.config
-    found = grid(
-        TENSOR, best.with_(scope="tensor"), part="scope", ratio=[best.optim.ratio], seeds=r.more
-    )
-    found += grid(
-        LAYERNORM, best.with_(norm_layers=True), part="layernorm", ratio=r.ratio, seeds=r.more
-    )
+def others(adamw: Cell, adamwn: Cell) -> dict[Cell, str]:
+    """The arms beside the two at the settings of the best of those, and their parts: the controls,
+    a norm for each tensor, and LayerNorm controlled."""
+    ratio = (("ratio", adamwn.config.optim.ratio),)
+    return {
+        scaled(adamw, adamwn): "controls",
+        same_total_decay(adamw): "controls",
+        scaled_adamwn(adamwn): "controls",
+        Cell(TENSOR, adamwn.config.with_(scope="tensor"), settings=ratio): "scope",
+        Cell(LAYERNORM, adamwn.config.with_(norm_layers=True), settings=ratio): "layernorm",
+    }
+
+
+def tuned(
+    arm: Cell, part: str, trials: int, seeds: tuple[int, ...], r: Ranges, done: Results
+) -> list[Cell]:
+    """An arm tuned in its last setting with some seeds, and its best with every seed.
+
+    The value that it starts from and those around it, then one more at a time: as many as AdamWN
+    has, and at most two more while the best is at an edge. A best value that is not at an edge gets
+    every seed at once.
+    """
+    key, value = arm.settings[-1]
+    axes: dict[str, Any] = {name: [given] for name, given in arm.settings}
+    around = r.ratio if key == "ratio" else (value * (1 / 3), value * 3.0)
+    values = list(dict.fromkeys((value, *around)))
+    tried: list[Cell] = []
+    more: list[Cell] = []
+    while values:
+        tried += grid(arm.arm, arm.config, part=part, seeds=seeds, **{**axes, key: values})
+        best = done.best(tried)
+        if not done.done(tried) or best is None:
+            break
+        found, count = one_more(tried, done), len(tried) // len(seeds)
+        wanted = count < trials or (found.beyond and count < trials + 2)
+        if not (wanted and found.beyond):
+            more += seeded(best, r.seeds, part)
+        values = [found.value] if wanted else []
+    return tried + more
+
+
+def offsets(r: Ranges, adamwn: Cell) -> list[Cell]:
+    """How far the norm is from its target, at constant learning rates."""
+    best, found = adamwn.config, []
     steps = max(best.run.steps // 3, 10 * best.optim.ramp)
     constant = best.with_(
         schedule="wsd",

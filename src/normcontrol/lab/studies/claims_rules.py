@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any
 
 import torch
 
@@ -13,15 +12,24 @@ from normcontrol.lab.data.batches import padded
 from normcontrol.lab.study.claims import (
     NOT_RUN,
     NOT_SHOWN,
+    ONE_SEED,
     REFUTED,
-    SUPPORTED,
     Claim,
     Finding,
+    decide,
+    level,
     lower,
 )
-from normcontrol.lab.study.evidence import Evidence, Trial, difference, edges_of
+from normcontrol.lab.study.comparison import choose
+from normcontrol.lab.study.evidence import Evidence, Trial, difference
 from normcontrol.lab.study.records import Record
-from normcontrol.lab.study.statistics import lowest_point, paired
+from normcontrol.lab.study.statistics import (
+    Difference,
+    any_of,
+    average,
+    lowest_point,
+    paired,
+)
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.model import GPT, INIT_STD
 
@@ -37,69 +45,123 @@ PAPERS_GAIN = 0.018
 small."""
 
 
+MARGIN = 0.01
+"""Losses that differ by less are level."""
+
+MOVES, STAYS = 1.2, 1.05
+"""A quotient of norms that counts as a change, and one that does not."""
+
+
 def rate_does_not_matter(evidence: Evidence) -> Finding:
-    """Compare the lowest and the highest rate with the middle one."""
+    """Compare the lowest and the highest rate with the middle one, for which the other settings
+    were chosen, in the seeds by which they were not chosen."""
     trials = sorted(evidence.trials(RATE), key=lambda t: t.setting("rate"))
-    if len(trials) < 3:
+    tuned = choose(evidence.trials(ADAMWN))
+    if len(trials) < 3 or tuned is None:
         return Finding(NOT_RUN)
     middle = trials[1]
-    found = [(t.settings, difference(t, middle)) for t in trials if t is not middle]
+    seeds = [seed for seed in middle.seeds if seed not in tuned.seeds] or middle.seeds
+    found = {t.settings: difference(t, middle, seeds=seeds) for t in trials if t is not middle}
     numbers = f"against {middle.settings}: " + "; ".join(
-        f"{name} {d or 'diverged'}" for name, d in found
+        f"{name} {d or 'diverged'}" for name, d in found.items()
     )
-    if any(d is None for _, d in found):
+    known = [d for d in found.values() if d is not None]
+    if len(known) < len(found):
         return Finding(REFUTED, numbers)
-    sizes = [(abs(d.mean), d.half) for _, d in found if d is not None]
-    if any(half is None for _, half in sizes):
-        return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
-    if any(mean - (half or 0) > PAPERS_GAIN for mean, half in sizes):
-        return Finding(REFUTED, numbers)
-    return Finding(
-        SUPPORTED if all(mean + (half or 0) < PAPERS_GAIN for mean, half in sizes) else NOT_SHOWN,
-        numbers,
+    if any(d.error is None for d in known):
+        return Finding(NOT_SHOWN, numbers, because=(ONE_SEED,))
+    return decide(
+        f"{numbers}; n = {known[0].n}",
+        max(d.chance_within(PAPERS_GAIN) for d in known),
+        any_of([d.chance_beyond(PAPERS_GAIN) for d in known]),
     )
 
 
 def norm_and_learning_rate(evidence: Evidence) -> Finding:
     """Over the whole grid, the largest quotient of the final norms of runs that differ only in the
-    learning rate."""
-    spreads = {}
-    for arm, fixed in ((ADAMW, "weight_decay"), (ADAMWN, "ratio")):
-        groups: dict[Any, list[float]] = {}
-        for trial in evidence.trials(arm, "grid"):
-            if all(record.good for record in trial.records):
-                groups.setdefault(trial.setting(fixed), []).append(trial.mean("ratio"))
-        spreads[arm] = [max(norms) / min(norms) for norms in groups.values() if len(norms) >= 2]
-        if not spreads[arm]:
-            return Finding(NOT_RUN)
-    numbers = "; ".join(
-        f"{arm} {', '.join(f'{s:.3f}' for s in found)}" for arm, found in spreads.items()
+    learning rate, seed by seed: for every ratio close to one, for some decay far from it."""
+    stays, moves = (
+        _quotients(evidence, arm, fixed)
+        for arm, fixed in ((ADAMWN, "ratio"), (ADAMW, "weight_decay"))
     )
-    seeds = min(len(trial.seeds) for arm in spreads for trial in evidence.trials(arm, "grid"))
-    numbers = f"largest final norm over smallest, learning rates varied: {numbers}; n = {seeds}"
-    controlled, free = max(spreads[ADAMWN]), max(spreads[ADAMW])
-    return Finding(REFUTED if controlled > 1.05 or free < 1.2 else SUPPORTED, numbers)
+    if not stays or not moves:
+        return Finding(NOT_RUN)
+    found = [*stays.values(), *moves.values()]
+    numbers = (
+        "largest final norm over smallest, learning rates varied: "
+        f"{ADAMWN} {_factors(stays)}; {ADAMW} {_factors(moves)}; n = {min(d.n for d in found)}"
+    )
+    if any(d.error is None for d in found):
+        return Finding(NOT_SHOWN, numbers, because=(ONE_SEED,))
+    low, high = math.log(STAYS), math.log(MOVES)
+    holds = (
+        max(d.chance_below(low) for d in stays.values()),
+        any_of([d.chance_above(high) for d in moves.values()]),
+    )
+    fails = [d.chance_above(low) for d in stays.values()]
+    fails.append(max(d.chance_below(high) for d in moves.values()))
+    return decide(numbers, max(holds), any_of(fails))
+
+
+def _quotients(evidence: Evidence, arm: str, fixed: str) -> dict[float, Difference]:
+    """For each value of the fixed setting, the logarithm of the largest final norm over the
+    smallest, over learning rates, averaged over the seeds that all of its runs have."""
+    groups: dict[float, list[Trial]] = {}
+    for trial in evidence.trials(arm, "grid"):
+        if all(record.good for record in trial.records):
+            groups.setdefault(trial.setting(fixed), []).append(trial)
+    found = {}
+    for value, trials in groups.items():
+        seeds = sorted(set.intersection(*(set(t.seeds) for t in trials)))
+        if len(trials) > 1 and seeds:
+            norms = zip(*(t.values("ratio", seeds) for t in trials), strict=True)
+            found[value] = average([math.log(max(each) / min(each)) for each in norms])
+    return found
+
+
+def _factors(found: dict[float, Difference]) -> str:
+    """Means of logarithms as factors, with the ends of their intervals."""
+    words = []
+    for d in found.values():
+        ends = (
+            ""
+            if d.half is None
+            else (f" ({math.exp(d.mean - d.half):.3f} to {math.exp(d.mean + d.half):.3f})")
+        )
+        words.append(f"{math.exp(d.mean):.3f}{ends}")
+    return ", ".join(words)
 
 
 def offset_law(evidence: Evidence) -> Finding:
-    """Compute C from the offset of each trial, averaged over its seeds. By the law it is the same
-    for all learning rates and rates."""
-    constants = {}
+    """Compute C from the offset of each run. By the law it is the same for all learning rates and
+    rates: no C is more than twice another."""
+    constants: dict[str, dict[int, float]] = {}
     for trial in evidence.trials(OFFSET):
-        if found := [_noise_constant(record) for record in trial.records if record.good]:
-            constants[trial.settings] = found
+        if all(record.good for record in trial.records):
+            constants[trial.settings] = dict(
+                zip(trial.seeds, map(_noise_constant, trial.records), strict=True)
+            )
     if len(constants) < 3:
         return Finding(NOT_RUN)
-    means = {name: statistics.fmean(found) for name, found in constants.items()}
-    seeds = min(len(found) for found in constants.values())
-    each = (f"{means[name]:.2f} ({name}{_from_to(found)})" for name, found in constants.items())
-    numbers = f"C = {', '.join(each)}; n = {seeds}"
-    low, high = min(means.values()), max(means.values())
-    return Finding(REFUTED if low <= 0 or high / low > 2 else SUPPORTED, numbers)
-
-
-def _from_to(found: list[float]) -> str:
-    return f", {min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""
+    seeds = sorted(set.intersection(*map(set, constants.values())))
+    each = {name: [found[s] for s in seeds] for name, found in constants.items()}
+    numbers = "C = " + ", ".join(
+        f"{average(found)} ({name})".lstrip("+") for name, found in each.items()
+    )
+    numbers += f"; n = {len(seeds)}"
+    if len(seeds) < 2:
+        return Finding(NOT_SHOWN, numbers, because=(ONE_SEED,))
+    over = [
+        paired(one, [2 * c for c in other])
+        for name, one in each.items()
+        for another, other in each.items()
+        if name != another
+    ]
+    return decide(
+        numbers,
+        max(d.chance_below() for d in over),
+        any_of([d.chance_above() for d in over]),
+    )
 
 
 def _noise_constant(record: Record) -> float:
@@ -145,7 +207,9 @@ def horizon(evidence: Evidence) -> Finding:
         )
         if len(short) < 3 or len(long) < 3 or not seeds:
             return Finding(NOT_RUN)
-        cut_off += [key for trials in (short, long) if key in (edges_of(trials) or ())]
+        cut_off += [
+            key for choice in map(choose, (short, long)) if choice and key in (choice.edges() or ())
+        ]
         moved[key] = {
             seed: abs(power * (_best_setting(long, key, seed) - _best_setting(short, key, seed)))
             for seed in sorted(seeds)
@@ -157,17 +221,15 @@ def horizon(evidence: Evidence) -> Finding:
     )
     numbers = (
         f"more steps move the norm of the best decay by a factor of {decay:.3f}, the best "
-        f"ratio by {ratio:.3f} (n = {found.n})"
+        f"ratio by {ratio:.3f}; difference of the logarithms {found}, n = {found.n}"
     )
-    if cut_off:
-        return Finding(
-            NOT_SHOWN,
-            f"{numbers}; but a best {cut_off[0]} is at the edge of those tried, so how far it "
-            "moved is not known",
-        )
-    if found.half is None:
-        return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
-    return Finding(SUPPORTED if found.above else REFUTED if found.below else NOT_SHOWN, numbers)
+    because = [
+        f"a best {key} is at the edge of those tried, so how far it moved is not known"
+        for key in dict.fromkeys(cut_off)
+    ]
+    if found.error is None:
+        return Finding(NOT_SHOWN, numbers, because=(ONE_SEED, *because))
+    return decide(numbers, found.chance_above(), found.chance_below(), because)
 
 
 def _best_setting(trials: list[Trial], key: str, seed: int) -> float:
@@ -179,34 +241,42 @@ CLAIMS = (
     Claim(
         "tuned",
         "AdamWN has a lower validation loss than AdamW when both are tuned with equal trials.",
-        "the 95 % interval of the paired difference, best AdamWN minus best AdamW, lies above zero",
+        "the 95 % interval of the paired difference, AdamWN minus AdamW, lies above zero",
         lower(ADAMWN, ADAMW),
     ),
     Claim(
         "not the start",
         "It is not explained by the start: AdamWN beats AdamW that starts from weights scaled to "
-        "AdamWN's norm.",
+        "AdamWN's norm, at the same learning rate.",
         "the interval of AdamWN minus AdamW from scaled weights lies above zero",
-        lower(ADAMWN, SCALED),
+        lower(ADAMWN, SCALED, same="lr"),
+    ),
+    Claim(
+        "only the start",
+        f"It is explained by the start: AdamWN and AdamW from scaled weights are level, within "
+        f"{MARGIN:g}.",
+        f"the interval of the one minus the other lies beyond {MARGIN:g} to either side",
+        level(ADAMWN, SCALED, MARGIN, same="lr"),
     ),
     Claim(
         "not AdamC",
         "It is not explained by decay that follows the square of the learning rate: AdamWN beats "
-        "AdamC with the same total decay.",
+        "AdamC, whose decay is tuned around that with the same total, at the same learning rate.",
         "the interval of AdamWN minus AdamC lies above zero",
-        lower(ADAMWN, ADAMC),
+        lower(ADAMWN, ADAMC, same="lr"),
     ),
     Claim(
         "same freedom",
         "Started from scaled weights too, AdamWN beats AdamW started from scaled weights.",
         "the interval of the one minus the other lies above zero",
-        lower(SCALED_ADAMWN, SCALED),
+        lower(SCALED_ADAMWN, SCALED, same="lr"),
     ),
     Claim(
         "norm and learning rate",
         "The final norm does not depend on the learning rate under AdamWN, and does under AdamW.",
-        "learning rates a factor of four apart move AdamWN's final norm by more than 5 %, or "
-        "AdamW's by less than 20 % at every decay",
+        "over learning rates a factor of four or more apart, the interval of AdamWN's largest "
+        "final norm over its smallest lies above 1.05 at some ratio, or that of AdamW below 1.2 at "
+        "every decay",
         norm_and_learning_rate,
     ),
     Claim(
@@ -221,28 +291,28 @@ CLAIMS = (
         "horizon",
         "The best decay depends on the horizon, while the best ratio does not.",
         "the interval of how far the best decay moves, minus how far the best ratio moves, lies "
-        "below zero, and no best value is at the "
-        "edge of those tried",
+        "below zero, and no best value is at the edge of those tried",
         horizon,
     ),
     Claim(
         "one norm",
-        "One norm for all matrices is better than the same ratio for each tensor.",
+        "One norm for all matrices is better than a norm for each tensor, at the same learning "
+        "rate.",
         "the interval of the paired difference, global minus tensor, lies above zero",
-        lower(ADAMWN, TENSOR, same="ratio"),
+        lower(ADAMWN, TENSOR, same="lr"),
     ),
     Claim(
         "LayerNorm",
-        "Controlling the gains of LayerNorm too is worse.",
+        "Controlling the gains of LayerNorm too is worse, at the same learning rate.",
         "the interval of the paired difference, without minus with, lies above zero",
-        lower(ADAMWN, LAYERNORM),
+        lower(ADAMWN, LAYERNORM, same="lr"),
     ),
     Claim(
         "offset",
         "The controlled norm exceeds its target by C lr^2 / (2 k rms^2), with one C for all "
         "learning rates and rates.",
         "C, solved from runs at three pairs of constant learning rate and rate, differs by more "
-        "than a factor of two",
+        "than a factor of two: the interval of one C minus twice another lies above zero",
         offset_law,
     ),
 )

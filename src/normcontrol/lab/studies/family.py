@@ -12,6 +12,7 @@ from __future__ import annotations
 from normcontrol.lab.studies.bases import base
 from normcontrol.lab.studies.claims import RANGES, seeded
 from normcontrol.lab.study.cells import Cell, Study, grid
+from normcontrol.lab.study.claims import Claim, lower
 from normcontrol.lab.study.records import Results
 
 STEPS = {"small": 500}
@@ -40,9 +41,20 @@ def cells(scale: str, done: Results) -> list[Cell]:
     return wanted
 
 
+CLAIMS = tuple(
+    Claim(
+        arm,
+        f"{arm} has a lower validation loss than AdamW, each at the best of its learning rates.",
+        f"the interval of the paired difference, {arm} minus AdamW, lies above zero",
+        lower(arm, "AdamW"),
+    )
+    for arm in ("AdamWN", "CPR-kI0", "CPR-WS", "AdamH")
+)
+
 STUDY = Study(
     "family",
     cells,
     "AdamW, AdamWN, CPR with two of its rules, and Hyperball's AdamH, with equal trials.",
     "AdamW",
+    CLAIMS,
 )

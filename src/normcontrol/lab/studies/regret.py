@@ -14,16 +14,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.study.claims import (
     NOT_RUN,
     NOT_SHOWN,
-    REFUTED,
-    SUPPORTED,
+    ONE_SEED,
     Claim,
     Finding,
+    decide,
 )
+from normcontrol.lab.study.comparison import SAME_SEEDS, choose, in_words
 from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.statistics import Difference, paired
+from normcontrol.lab.study.statistics import any_of, paired
 
 ADAMW, TIMESCALE, ADAMC = "AdamW", "AdamW, timescale rule", "AdamC"
 TUNED, FIXED, HIDDEN = "AdamWN, gain tuned", "AdamWN, gain 0.8", "AdamWN, hidden matrices"
@@ -87,7 +89,7 @@ class Regrets:
             arm, _, where = cell.arm.partition(AT)
             here = (where or str(BASE), cell.seed)
             best[here] = min(record.value(), best.get(here, math.inf))
-            if cell.part != TUNING:
+            if _carried(cell):
                 losses[(arm, *here)] = record.value()
         return cls({key: _regret(loss, best[key[1:]]) for key, loss in losses.items()})
 
@@ -107,19 +109,28 @@ class Regrets:
 Summary = Callable[[list[float]], float]
 
 
+def _carried(cell: Cell) -> bool:
+    """True for a run with a setting that is carried over, False for a trial of the tuning."""
+    return cell.part != TUNING
+
+
 def _regret(loss: float, best: float) -> float:
     return min(loss - best, LOST) if math.isfinite(loss) else LOST
 
 
 def smaller(conditions: Sequence[Condition], how: Summary = max) -> Callable[[Evidence], Finding]:
     """The rule for a set of conditions: the regret of the untuned gain, summarised over them, is
-    smaller than that of each rival by more than the margin."""
+    smaller than that of each rival by more than the margin, in the seeds that tuned neither.
+
+    The untuned gain is one trial and the rivals are the best of several, which favours the rivals.
+    """
 
     def rule(evidence: Evidence) -> Finding:
         found = Regrets.of(evidence)
-        seeds = found.seeds((FIXED, *RIVALS), conditions)
-        if not seeds:
+        every = found.seeds((FIXED, *RIVALS), conditions)
+        if not every:
             return Finding(NOT_RUN)
+        seeds, because = tested(evidence, every)
         mine = found.over(FIXED, conditions, seeds, how)
         against = {arm: found.over(arm, conditions, seeds, how) for arm in RIVALS}
         differences = [paired(mine, theirs) for theirs in against.values()]
@@ -127,34 +138,50 @@ def smaller(conditions: Sequence[Condition], how: Summary = max) -> Callable[[Ev
             f"{arm} {statistics.fmean(theirs):.4f}, difference {d}"
             for (arm, theirs), d in zip(against.items(), differences, strict=True)
         )
-        return Finding(_outcome(differences), f"{numbers}; n = {len(seeds)}")
+        numbers += f"; n = {len(seeds)}"
+        if len(seeds) == 1:
+            return Finding(NOT_SHOWN, numbers, because=(ONE_SEED, *because))
+        supports = max(d.chance_below(-MARGIN) for d in differences)
+        refutes = any_of([d.chance_above(-MARGIN) for d in differences])
+        return decide(numbers, supports, refutes, [*because, *_at_an_edge(evidence)])
 
     return rule
 
 
-def _outcome(differences: Sequence[Difference]) -> str:
-    """Refuted as soon as one interval lies above minus the margin; supported if all lie below."""
-    if any(d.half is None for d in differences):
-        return NOT_SHOWN
-    ends = [(d.mean - (d.half or 0), d.mean + (d.half or 0)) for d in differences]
-    if any(low > -MARGIN for low, _ in ends):
-        return REFUTED
-    return SUPPORTED if all(high < -MARGIN for _, high in ends) else NOT_SHOWN
+def tested(evidence: Evidence, seeds: list[int]) -> tuple[list[int], list[str]]:
+    """Those of the seeds by which nothing was tuned; all of them, and a reason why they show
+    nothing, if there are no others."""
+    tuned = {cell.seed for cell in evidence.cells if cell.part == TUNING}
+    fresh = [seed for seed in seeds if seed not in tuned]
+    return (fresh, []) if fresh else (seeds, [SAME_SEEDS])
+
+
+def _at_an_edge(evidence: Evidence) -> list[str]:
+    """In words, that the tuned decay of the rivals is at the edge of the values tried."""
+    choice = choose(evidence.trials(ADAMW, TUNING))
+    edges = choice.edges() if choice else None
+    return [f"the decay of {ADAMW} is at the edge of its grid ({in_words(edges)})"] if edges else []
 
 
 def needs_no_tuning(evidence: Evidence) -> Finding:
-    """At the base, the untuned gain against the tuned one."""
+    """At the base, the untuned gain against the tuned one, if they are two gains."""
     found = Regrets.of(evidence)
-    seeds = found.seeds((FIXED, TUNED), [BASE])
-    if not seeds:
+    every = found.seeds((FIXED, TUNED), [BASE])
+    if not every:
         return Finding(NOT_RUN)
+    if _tuned_gain(evidence) == GAIN:
+        return Finding(NOT_SHOWN, f"the tuned gain is {GAIN:g} itself: both arms are the same runs")
+    seeds, because = tested(evidence, every)
     d = paired(*(found.over(arm, [BASE], seeds) for arm in (FIXED, TUNED)))
     numbers = f"{FIXED} minus {TUNED}: {d}, n = {d.n}"
-    if d.half is None:
-        return Finding(NOT_SHOWN, numbers)
-    if d.mean - d.half > 2 * MARGIN:
-        return Finding(REFUTED, numbers)
-    return Finding(SUPPORTED if d.mean + d.half < 2 * MARGIN else NOT_SHOWN, numbers)
+    if d.error is None:
+        return Finding(NOT_SHOWN, numbers, because=(ONE_SEED, *because))
+    return decide(numbers, d.chance_below(2 * MARGIN), d.chance_above(2 * MARGIN), because)
+
+
+def _tuned_gain(evidence: Evidence) -> float:
+    carried = next(c for c in evidence.cells if c.arm == TUNED and c.part != TUNING)
+    return float(dict(carried.settings)["gain"])
 
 
 def claims(conditions: Sequence[Condition]) -> tuple[Claim, ...]:
@@ -194,7 +221,8 @@ def claims(conditions: Sequence[Condition]) -> tuple[Claim, ...]:
     tuning = Claim(
         "no tuning",
         f"At the base, gain 0.8 ends within {2 * MARGIN:g} of the tuned gain.",
-        f"the interval of the paired difference lies above {2 * MARGIN:g}",
+        f"the interval of the paired difference lies above {2 * MARGIN:g}; if the tuned gain is "
+        f"{GAIN:g} itself, nothing is shown",
         needs_no_tuning,
     )
     return (*found, tuning)

@@ -1,17 +1,30 @@
 """A claim, and the rule that decides it. Both are written before the runs are made.
 
 A rule is a function of the evidence and returns a finding. "Not shown" is one of the outcomes, and
-the usual one when there are few seeds. The claims themselves belong to the studies that test them.
+the usual one when there are few seeds. Several claims of a study are tested together: their
+p-values are corrected by Holm. The claims themselves belong to the studies that test them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from normcontrol.lab.study.evidence import Evidence, difference
+from normcontrol.lab.study.comparison import FACTOR, Choice, Comparison, choose
+from normcontrol.lab.study.evidence import Evidence
+from normcontrol.lab.study.statistics import LEVEL, Difference, holm
 
 SUPPORTED, REFUTED, NOT_SHOWN, NOT_RUN = "supported", "refuted", "not shown", "not run"
+
+ONE_SEED = "one seed has no interval"
+
+HOW = (
+    "Settings are chosen by some seeds and tested by the others. Nothing is shown about tuned arms "
+    "where a best value is at the edge of its grid, or where the numbers of trials differ by more "
+    f"than a factor of {FACTOR:g}. The claims of a study are tested together: p-values are "
+    "corrected by Holm."
+)
+"""How claims are decided, in words."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +33,15 @@ class Finding:
 
     outcome: str
     numbers: str = ""
+    chance: float | None = None
+    """The two-sided p-value of the test; None if nothing could be tested."""
+    because: tuple[str, ...] = ()
+    """In words, why nothing is shown whatever the p-value is."""
+
+    def text(self) -> str:
+        """The numbers, and why nothing is shown if there is a reason beside them."""
+        reasons = f"Not shown because {'; and because '.join(self.because)}"
+        return ". ".join(filter(None, (self.numbers, reasons if self.because else "")))
 
 
 @dataclass(frozen=True)
@@ -32,33 +54,124 @@ class Claim:
     rule: Callable[[Evidence], Finding]
 
 
+def decide(numbers: str, supports: float, refutes: float, because: Sequence[str] = ()) -> Finding:
+    """The finding of two one-sided tests, given their p-values. With a reason why the comparison
+    is unfair, neither is shown."""
+    chance = min(1.0, 2 * min(supports, refutes))
+    outcome = NOT_SHOWN
+    if chance <= LEVEL and not because:
+        outcome = SUPPORTED if supports < refutes else REFUTED
+    return Finding(outcome, numbers, chance, tuple(because))
+
+
+def together(claims: Sequence[Claim], evidence: Evidence) -> list[tuple[Claim, Finding]]:
+    """The findings of all claims of a study. What is shown by itself is shown only if it holds
+    after the correction for the number of tests."""
+    return list(zip(claims, corrected([c.rule(evidence) for c in claims]), strict=True))
+
+
+def corrected(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings of tests that are made together, by Holm."""
+    tested = [f for f in findings if f.chance is not None]
+    chances = iter(holm([f.chance for f in tested if f.chance is not None]))
+    return [f if f.chance is None else _corrected(f, next(chances), len(tested)) for f in findings]
+
+
+def _corrected(found: Finding, chance: float, tests: int) -> Finding:
+    words = f"p = {found.chance:.2g}"
+    if tests > 1:
+        words += f", {chance:.2g} after Holm's correction for {tests} claims"
+    found = replace(found, numbers=f"{found.numbers}; {words}")
+    if found.outcome == NOT_SHOWN or chance <= LEVEL:
+        return found
+    lost = f"it is {found.outcome} by itself, but not among {tests} claims that are tested together"
+    return replace(found, outcome=NOT_SHOWN, because=(lost,))
+
+
 def lower(arm: str, than: str, same: str | None = None) -> Callable[[Evidence], Finding]:
     """The rule of most claims: supported if the interval of the paired difference lies below zero,
-    refuted if it lies above.
+    refuted if it lies above, in the seeds by which neither arm was chosen.
 
-    If a trial of the other arm with fewer seeds did better, that one must be beaten as well.
-    ``same`` names a setting that must have the same value in both arms: the first arm is then
-    represented by its trial with the other arm's value.
+    If another trial of an arm did better there, it must be beaten as well. ``same``
+    names a setting that the first arm may have only at values that the other arm tried too, so that
+    both have the same freedom.
     """
 
     def rule(evidence: Evidence) -> Finding:
-        other = evidence.chosen(than)
-        one = other and evidence.chosen(arm, **({same: other.setting(same)} if same else {}))
-        if one is None or other is None:
-            return Finding(NOT_RUN)
-        found = difference(one, other)
-        if found is None:
-            return Finding(NOT_SHOWN, "no seed was run to its end in both arms")
-        numbers = f"{one.name} minus {other.name}: {found}, n = {found.n}"
-        if found.half is None:
-            return Finding(NOT_SHOWN, numbers + ": one seed has no interval")
-        if found.below and (better := evidence.better(other)):
-            trial, _ = better
-            against = difference(one, trial)
-            numbers += (
-                f"; but minus {trial.settings}: {against}, n = {against.n}" if against else ""
-            )
-            return Finding(SUPPORTED if against and against.below else NOT_SHOWN, numbers)
-        return Finding(SUPPORTED if found.below else REFUTED if found.above else NOT_SHOWN, numbers)
+        compared = arms(evidence, arm, than, same)
+        return Finding(NOT_RUN) if compared is None else is_lower(compared)
 
     return rule
+
+
+def level(
+    arm: str, than: str, margin: float, same: str | None = None
+) -> Callable[[Evidence], Finding]:
+    """The rule of equivalence, by two one-sided tests: supported if the interval lies within the
+    margin, refuted if it lies beyond the margin on one side."""
+
+    def rule(evidence: Evidence) -> Finding:
+        compared = arms(evidence, arm, than, same)
+        if compared is None:
+            return Finding(NOT_RUN)
+        found = compared.difference()
+        if found is None or found.error is None:
+            return _untested(compared, found)
+        within, beyond = found.chance_within(margin), found.chance_beyond(margin)
+        return decide(_numbers(compared, found), within, beyond, compared.unfair())
+
+    return rule
+
+
+def arms(evidence: Evidence, arm: str, than: str, same: str | None = None) -> Comparison | None:
+    """Two arms to compare; None if one of them was not run."""
+    every, theirs = evidence.trials(arm), evidence.trials(than)
+    mine = every
+    if same is not None:
+        tried = {trial.config.flat()[same] for trial in theirs}
+        mine = [trial for trial in every if trial.config.flat()[same] in tried]
+    # The setting of an arm with a single trial was found by tuning the other: all of that counts.
+    one = choose(mine, made=len(every) if len(theirs) == 1 else None)
+    return compared(one, choose(theirs))
+
+
+def compared(one: Choice | None, other: Choice | None) -> Comparison | None:
+    return None if one is None or other is None else Comparison(one, other)
+
+
+def is_lower(compared: Comparison) -> Finding:
+    """Whether the first arm has the lower loss."""
+    found = compared.difference()
+    if found is None or found.error is None:
+        return _untested(compared, found)
+    numbers, below, above = _numbers(compared, found), found.chance_below(), found.chance_above()
+    if ahead := compared.ahead():
+        trial, against = ahead
+        numbers += f"; minus {trial.settings}, which did better there: {against}, n = {against.n}"
+        below = max(below, against.chance_below())
+    if ahead := compared.swapped().ahead():
+        above = max(above, ahead[1].chance_below())
+    return decide(numbers, below, above, compared.unfair())
+
+
+def _untested(compared: Comparison, found: Difference | None) -> Finding:
+    """The finding of two arms without an interval."""
+    if found is None:
+        return Finding(NOT_SHOWN, because=("no seed was run to its end in both arms",))
+    return Finding(NOT_SHOWN, _numbers(compared, found), because=(ONE_SEED, *compared.unfair()))
+
+
+def _numbers(compared: Comparison, found: Difference) -> str:
+    return (
+        f"{compared.one.trial.name} minus {compared.other.trial.name}: {found}, n = {found.n}"
+        f"{chosen_by(compared)}"
+    )
+
+
+def chosen_by(compared: Comparison) -> str:
+    """In words, by which seeds the trials were chosen."""
+    used = sorted(compared.used & set(compared.common))
+    if not used or not compared.fresh:
+        return ""
+    seeds = f"seed{'s' * (len(used) > 1)} {', '.join(map(str, used))}"
+    return f", chosen by {seeds} and tested by others"

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.study.records import Record, Results
@@ -41,7 +42,11 @@ class Trial:
 
     @property
     def seeds(self) -> list[int]:
-        return [cell.seed for cell in self.cells]
+        return list(self.by_seed)
+
+    @cached_property
+    def by_seed(self) -> dict[int, Record]:
+        return {c.seed: record for c, record in zip(self.cells, self.records, strict=True)}
 
     def setting(self, key: str) -> float:
         """The value of one of the settings that the arm tries several values of."""
@@ -49,12 +54,9 @@ class Trial:
         return value
 
     def values(self, key: str = "val_loss", seeds: Iterable[int] | None = None) -> list[float]:
-        wanted = self.seeds if seeds is None else list(seeds)
-        by_seed = {
-            cell.seed: record.value(key)
-            for cell, record in zip(self.cells, self.records, strict=True)
-        }
-        return [by_seed[seed] for seed in wanted]
+        return [
+            self.by_seed[seed].value(key) for seed in (self.by_seed if seeds is None else seeds)
+        ]
 
     def mean(self, key: str = "val_loss") -> float:
         return statistics.fmean(self.values(key))
@@ -80,37 +82,17 @@ class Trial:
         return statistics.fmean(known) if known else None
 
 
-def difference(one: Trial, other: Trial, key: str = "val_loss") -> Difference | None:
-    """The difference of two trials over the seeds that both have; None if there are none, or if one
-    of these runs diverged."""
-    seeds = [seed for seed in one.seeds if seed in other.seeds]
-    values, against = one.values(key, seeds), other.values(key, seeds)
-    if not seeds or any(v == float("inf") for v in (*values, *against)):
+def difference(
+    one: Trial, other: Trial, key: str = "val_loss", seeds: Iterable[int] | None = None
+) -> Difference | None:
+    """The difference of two trials over the seeds that both have, or over some of these; None if
+    there are none, or if one of these runs diverged."""
+    among = one.seeds if seeds is None else seeds
+    wanted = [s for s in among if s in one.by_seed and s in other.by_seed]
+    values, against = one.values(key, wanted), other.values(key, wanted)
+    if not wanted or not all(map(math.isfinite, (*values, *against))):
         return None
     return paired(values, against)
-
-
-def edges_of(trials: list[Trial]) -> dict[str, float] | None:
-    """The settings of the best trial that are the lowest or highest of at least three values tried;
-    None if no setting had three values.
-
-    The best trial is the best in the seeds that all trials have: trials with more seeds are not
-    comparable with trials of fewer.
-    """
-    shared = set.intersection(*(set(t.seeds) for t in trials))
-    best = min(trials, key=lambda t: statistics.fmean(t.values(seeds=shared or t.seeds)))
-    settings = [dict(t.cells[0].settings) for t in trials]
-    tried = {
-        key: sorted({own[key] for own in settings if key in own})
-        for key, _ in best.cells[0].settings
-    }
-    tuned = {key: values for key, values in tried.items() if len(values) >= 3}
-    found = {
-        key: value
-        for key, value in best.cells[0].settings
-        if key in tuned and value in (tuned[key][0], tuned[key][-1])
-    }
-    return found if tuned else None
 
 
 @dataclass(frozen=True)
@@ -130,22 +112,3 @@ class Evidence:
             Trial(arm, tuple(c for c, _ in runs), tuple(r for _, r in runs))
             for runs in self.done.trials(by_label.values()).values()
         ]
-
-    def chosen(self, arm: str, **settings: float) -> Trial | None:
-        """The trial that represents an arm, or its trials with these settings: the one with the
-        most seeds, and of those the one with the lowest loss."""
-        trials = [
-            t for t in self.trials(arm) if settings.items() <= dict(t.cells[0].settings).items()
-        ]
-        return min(trials, key=lambda t: (-len(t.seeds), t.mean())) if trials else None
-
-    def better(self, chosen: Trial) -> tuple[Trial, float] | None:
-        """The trial of the same arm that is furthest below the chosen one in the seeds it has, and
-        by how much. It was not chosen because it has fewer seeds."""
-        found = [
-            (t, d.mean)
-            for t in self.trials(chosen.arm)
-            if t.name != chosen.name and (d := difference(t, chosen)) is not None
-        ]
-        trial, ahead = min(found, key=lambda pair: pair[1], default=(chosen, 0.0))
-        return (trial, -ahead) if ahead < 0 else None

@@ -1,8 +1,9 @@
 """An executor that trains cells as Ray tasks, on the cluster of this machine or on a local one.
 
 Each task trains in a temporary folder on its node and sends its record back; the data must be on a
-file system that all nodes share. A cell that was running when the study was stopped starts from its
-first step. This module does not choose the cells.
+file system that all nodes share. A task that is lost with its node or its process is tried again
+where there is room. It starts from its first step, and so does a cell that was running when the
+study was stopped. This module does not choose the cells.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from normcontrol.lab.errors import LabError
 from normcontrol.lab.study.executors import Execute, Finished, side_by_side
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.worker import Job, run_cell
+
+TRIES = 3
+"""How often a task is started before the study gives up. An error of the training is no reason to
+try again: it is the result of the cell."""
 
 
 @contextlib.contextmanager
@@ -44,7 +49,7 @@ def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
             log_to_driver=False,
         )
     gpus = min(ray.cluster_resources().get("GPU", 0) / workers, 1) if gpu else 0
-    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_train)
+    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=TRIES - 1)(_train)
 
     def collect(running: dict[Any, Job]) -> Finished:
         done, _ = ray.wait(list(running))
@@ -54,8 +59,8 @@ def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
                 yield job, ray.get(future)
             except ray.exceptions.RayError as error:
                 raise LabError(
-                    f"Ray lost {job.label}: {error}. Finished cells are stored. To continue, give "
-                    "the same command again."
+                    f"Ray lost {job.label} {TRIES} times: {error}. Finished cells are stored. To "
+                    "continue, give the same command again."
                 ) from None
 
     try:

@@ -1,4 +1,4 @@
-"""Paired differences with their 95 % interval, and the other statistics of a verdict.
+"""Paired differences with their 95 % interval, tests, and the other statistics of a verdict.
 
 Arithmetic on lists of losses: this module does not know runs or studies.
 """
@@ -9,23 +9,43 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-# Student's t, 97.5 % and 80 %, for 1 to 30 degrees of freedom.
-T975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-T80 = (
-    *(1.376, 1.061, 0.978, 0.941, 0.920, 0.906, 0.896, 0.889, 0.883, 0.879),
-    *(0.876, 0.873, 0.870, 0.868, 0.866, 0.865, 0.863, 0.862, 0.861, 0.860),
-    *(0.859, 0.858, 0.858, 0.857, 0.856, 0.856, 0.855, 0.855, 0.854, 0.854),
-)
+LEVEL = 0.05
+"""The share of studies in which noise alone may decide something, in one direction or the other."""
 
 
-def student(table: Sequence[float], freedom: int, normal: float) -> float:
-    """A quantile of Student's t; beyond the table, the normal distribution's."""
-    return table[freedom - 1] if freedom <= len(table) else normal
+def student_below(t: float, freedom: int) -> float:
+    """The probability that Student's t is below ``t``: the closed form for a whole number of
+    degrees of freedom.
+
+    >>> round(student_below(12.706, 1), 4), round(student_below(-2.776, 4), 4)
+    (0.975, 0.025)
+    """
+    angle = math.atan(t / math.sqrt(freedom))
+    cos, odd = math.cos(angle), freedom % 2
+    term = total = (cos if odd else 1.0) if freedom > 1 else 0.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= cos * cos * (k - 1) / k
+        total += term
+    within = math.sin(angle) * total
+    return (1 + ((angle + within) * 2 / math.pi if odd else within)) / 2
+
+
+@lru_cache
+def student(share: float, freedom: int) -> float:
+    """The value that Student's t is below with probability ``share``, from 0.5 on.
+
+    >>> round(student(0.975, 2), 3), round(student(0.8, 30), 3)
+    (4.303, 0.854)
+    """
+    low, high = 0.0, 1.0
+    while student_below(high, freedom) < share:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_below(middle, freedom) < share else (low, middle)
+    return high
 
 
 @dataclass(frozen=True)
@@ -34,22 +54,54 @@ class Difference:
 
     n: int
     mean: float
-    half: float | None  # half the width of the 95 % interval
-    detectable: float | None = None
-    """The true difference that ``n`` pairs with this spread would show in four of five studies."""
+    error: float | None
+    """The standard error of the mean."""
+
+    @property
+    def half(self) -> float | None:
+        """Half the width of the 95 % interval."""
+        return None if self.error is None else student(1 - LEVEL / 2, self.n - 1) * self.error
+
+    @property
+    def detectable(self) -> float | None:
+        """The true difference that ``n`` pairs with this spread would show in four of five
+        studies."""
+        if self.error is None:
+            return None
+        return (student(1 - LEVEL / 2, self.n - 1) + student(0.8, self.n - 1)) * self.error
 
     @property
     def shown(self) -> bool:
         """True if zero is outside the interval."""
         return self.half is not None and abs(self.mean) > self.half
 
-    @property
-    def below(self) -> bool:
-        return self.shown and self.mean < 0
+    def chance_below(self, bound: float = 0.0) -> float:
+        """The one-sided p-value of "the true difference is below ``bound``": how likely a mean this
+        low is if it is not. 1 for a single pair.
 
-    @property
-    def above(self) -> bool:
-        return self.shown and self.mean > 0
+        >>> round(paired([1.0, 2.0, 3.0], [1.5, 2.5, 3.2]).chance_below(), 3)
+        0.029
+        """
+        if self.error is None:
+            return 1.0
+        if self.error == 0:
+            return 0.0 if self.mean < bound else 1.0
+        return student_below((self.mean - bound) / self.error, self.n - 1)
+
+    def chance_above(self, bound: float = 0.0) -> float:
+        """The one-sided p-value of "the true difference is above ``bound``"."""
+        opposite = Difference(self.n, -self.mean, self.error)
+        return opposite.chance_below(-bound)
+
+    def chance_within(self, margin: float) -> float:
+        """The p-value of "the true difference is smaller than ``margin``, in either direction": the
+        larger one of two one-sided tests."""
+        return max(self.chance_below(margin), self.chance_above(-margin))
+
+    def chance_beyond(self, margin: float) -> float:
+        """The p-value of "the true difference is larger than ``margin``, in one direction or the
+        other"."""
+        return min(self.chance_above(margin), self.chance_below(-margin))
 
     def __str__(self) -> str:
         return f"{self.mean:+.4f}" if self.half is None else f"{self.mean:+.4f} ± {self.half:.4f}"
@@ -63,15 +115,42 @@ def paired(values: Sequence[float], baseline: Sequence[float]) -> Difference:
     >>> print(paired([1.0, 2.0, 3.0], [1.5, 2.5, 3.2]))
     -0.4000 ± 0.4303
     >>> paired([1.0], [1.5])
-    Difference(n=1, mean=-0.5, half=None, detectable=None)
+    Difference(n=1, mean=-0.5, error=None)
     """
-    differences = [a - b for a, b in zip(values, baseline, strict=True)]
-    n, mean = len(differences), statistics.fmean(differences)
+    return average([a - b for a, b in zip(values, baseline, strict=True)])
+
+
+def average(values: Sequence[float]) -> Difference:
+    """The mean of values that are differences already, one for each seed."""
+    n, mean = len(values), statistics.fmean(values)
     if n < 2:
         return Difference(n, mean, None)
-    error = statistics.stdev(differences) / math.sqrt(n)
-    t = student(T975, n - 1, 1.96)
-    return Difference(n, mean, t * error, (t + student(T80, n - 1, 0.842)) * error)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return Difference(n, mean, math.sqrt(squares / (n - 1) / n))
+
+
+def any_of(chances: Sequence[float]) -> float:
+    """The p-value of "one of these holds": the smallest, times their number.
+
+    >>> any_of([0.5, 0.01])
+    0.02
+    """
+    return min(1.0, len(chances) * min(chances))
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """The p-values of tests that are made together, corrected by Holm: the smallest is multiplied
+    by their number, the next by one less, and so on.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(chances)), key=lambda i: chances[i])
+    corrected, highest = [0.0] * len(chances), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(chances) - rank) * chances[i]))
+        corrected[i] = highest
+    return corrected
 
 
 def steps_to(steps: Sequence[int], losses: Sequence[float], level: float) -> float | None:

@@ -1,7 +1,8 @@
 """The verdict on a study: sentences, a table, the outcome of each claim, and what weakens them.
 
-It says no more than the runs allow: without several seeds there is no interval, and arms with
-unequal budgets are not compared. How it is shown is decided elsewhere.
+It says no more than the runs allow: without several seeds there is no interval, arms with unequal
+budgets are not compared, and nothing is shown about arms that were not tuned alike (see
+``comparison.py``). How it is presented is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,8 +13,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from normcontrol.lab.study.cells import Published, Study
-from normcontrol.lab.study.claims import NOT_RUN, Claim, Finding
-from normcontrol.lab.study.evidence import Evidence, Trial, difference, edges_of
+from normcontrol.lab.study.claims import (
+    NOT_RUN,
+    NOT_SHOWN,
+    Claim,
+    Finding,
+    chosen_by,
+    is_lower,
+    together,
+)
+from normcontrol.lab.study.comparison import Choice, Comparison, choose, in_words
+from normcontrol.lab.study.evidence import Evidence, Trial
 from normcontrol.lab.study.ledger import Ledger
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.statistics import Difference, best_of, steps_to
@@ -28,20 +38,32 @@ ONE_SEED = "One seed gives no interval: differences are of single runs."
 class Row:
     """An arm, represented by one of its trials."""
 
-    trial: Trial
-    trials: int
-    """How many trials the arm has."""
+    choice: Choice
     bad: int
     """Runs of the arm that diverged or failed."""
-    inside: str
-    """In words, whether the best of its trials lies inside the grid."""
     best_of: list[float]
     """The expected lowest loss of 1, 2, ... of its trials."""
+    comparison: Comparison | None = None
+    """That with the baseline; None if they cannot be compared."""
     differences: dict[str, Difference] = field(default_factory=dict)
     """The paired difference to the baseline, for each validation loss; empty if they cannot be
     compared."""
     steps_to: float | None = None
     """Steps until it reached the baseline's final validation loss."""
+
+    @property
+    def trial(self) -> Trial:
+        return self.choice.trial
+
+    @property
+    def trials(self) -> int:
+        """How many trials the arm has."""
+        return len(self.choice.trials)
+
+    @property
+    def inside(self) -> str:
+        """In words, whether the best of its trials lies inside the grid."""
+        return inside(self.choice)
 
     @property
     def arm(self) -> str:
@@ -73,6 +95,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "val loss": lambda row: _number(row.trial.mean()),
     "s.d.": lambda row: _or_dash(row.trial.spread(), ".4f"),
     "minus baseline": lambda row: str(row.difference or "-"),
+    "pairs": lambda row: str(row.difference.n) if row.difference else "-",
     "ratio": lambda row: _number(row.trial.mean("ratio"), 3),
     "norm ratio": lambda row: _number(row.trial.mean("ratio"), 3),
     "target": lambda row: _or_dash(row.trial.target(), ".3f"),
@@ -86,7 +109,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 """The columns of a table of arms, by their headings."""
 
 USUAL = (
-    *("arm", "trial", "n", "val loss", "s.d.", "minus baseline", "ratio"),
+    *("arm", "trial", "n", "val loss", "s.d.", "minus baseline", "pairs", "ratio"),
     *("steps to baseline", "detectable", "trials", "optimum", "diverged, failed"),
 )
 """The columns that a study has unless its story names others."""
@@ -162,7 +185,7 @@ class Verdict:
 
     def claims(self) -> list[tuple[str, str, str, str]]:
         """For each claim: the claim, its outcome, the numbers behind it, and what refutes it."""
-        return [(c.says, found.outcome, found.numbers, c.refuted_if) for c, found in self.findings]
+        return [(c.says, found.outcome, found.text(), c.refuted_if) for c, found in self.findings]
 
     def published(self) -> list[tuple[str, str, str]]:
         """For each published number: what it is, the paper's value, and ours."""
@@ -201,23 +224,22 @@ def judge(ledger: Ledger) -> Verdict:
     found = {key for r in records.values() for key in r.final if key.startswith("val_loss")}
     losses = sorted(found) or ["val_loss"]
     arms = list(dict.fromkeys(cell.arm for cell in cells))
-    chosen = {arm: trial for arm in arms if (trial := evidence.chosen(arm)) is not None}
+    chosen = {arm: choice for arm in arms if (choice := choose(evidence.trials(arm)))}
     base = chosen.get(study.baseline, next(iter(chosen.values()), None))
     rows = []
-    for arm, trial in chosen.items():
-        trials = evidence.trials(arm)
-        bad = sum(not record.good for t in trials for record in t.records)
-        row = Row(trial, len(trials), bad, inside(trials), best_of([t.values()[0] for t in trials]))
-        if base is not None and trial is not base:
-            unequal = differing(trial, base)
+    for arm, choice in chosen.items():
+        bad = sum(not record.good for t in choice.trials for record in t.records)
+        row = Row(choice, bad, best_of([t.values()[0] for t in choice.trials]))
+        if base is not None and choice is not base:
+            unequal = differing(choice.trial, base.trial)
             if unequal:
                 flags.append(f"{arm} is not compared with {base.arm}: {unequal}.")
             else:
                 row = _compared(row, base, losses)
         rows.append(row)
     flags += _counts(rows, base)
-    flags += [flag for row in rows if (flag := _better(row.trial, evidence))]
-    findings = [(claim, claim.rule(evidence)) for claim in study.claims]
+    flags += [flag for row in rows if (flag := _better(row.choice))]
+    findings = together(study.claims, evidence)
     return Verdict(study, ledger.scale, rows, flags, findings, losses)
 
 
@@ -249,14 +271,15 @@ def _mixed(records: Iterable[Record]) -> list[str]:
     return flags
 
 
-def _compared(row: Row, base: Trial, losses: Iterable[str]) -> Row:
+def _compared(row: Row, base: Choice, losses: Iterable[str]) -> Row:
     """The row with its differences to the baseline."""
-    found = {key: d for key in losses if (d := difference(row.trial, base, key)) is not None}
+    compared = Comparison(row.choice, base)
+    found = {key: d for key in losses if (d := compared.difference(key)) is not None}
     curves = [record.curves["val_loss"] for record in row.trial.records if record.good]
-    reached = [steps_to(steps, losses, base.mean()) for steps, losses in curves]
+    reached = [steps_to(steps, losses, base.trial.mean()) for steps, losses in curves]
     in_all = [steps for steps in reached if steps is not None]
     mean = statistics.fmean(in_all) if in_all and len(in_all) == len(reached) else None
-    return replace(row, differences=found, steps_to=mean)
+    return replace(row, comparison=compared, differences=found, steps_to=mean)
 
 
 def differing(trial: Trial, base: Trial) -> str:
@@ -273,33 +296,28 @@ def differing(trial: Trial, base: Trial) -> str:
     return ", ".join(found)
 
 
-def inside(trials: list[Trial]) -> str:
-    """In words, whether the best trial lies inside the grid, for every setting of which three or
-    more values were tried."""
-    best = min(trials, key=Trial.mean, default=None)
-    if best is None or not math.isfinite(best.mean()):
+def inside(choice: Choice) -> str:
+    """In words, whether the best trial lies inside the grid, for every setting of which several
+    values were tried."""
+    if not any(math.isfinite(trial.mean()) for trial in choice.trials):
         return "none finished"
-    edges = edges_of(trials)
+    edges = choice.edges()
     if edges is None:
         return "not tuned"
-    return (
-        f"at the edge: {', '.join(f'{key}={value:g}' for key, value in edges.items())}"
-        if edges
-        else "inside"
-    )
+    return f"at the edge: {in_words(edges)}" if edges else "inside"
 
 
-def _counts(rows: list[Row], base: Trial | None) -> list[str]:
+def _counts(rows: list[Row], base: Choice | None) -> list[str]:
     """Flags for unequal numbers of trials, for a single seed, and for runs that diverged or
     failed."""
     flags = []
     if base is not None:
-        trials = next(row.trials for row in rows if row.trial is base)
+        trials = len(base.trials)
         others = [row for row in rows if row.differences and row.trials != trials]
         if others:
             counts = ", ".join(f"{row.arm} {row.trials}" for row in others)
             flags.append(f"Trials are not equal: {base.arm} had {trials}, {counts}.")
-        if len(base.seeds) == 1:
+        if len(base.trial.seeds) == 1:
             flags.append(ONE_SEED)
     bad = sum(row.bad for row in rows)
     if bad:
@@ -309,35 +327,42 @@ def _counts(rows: list[Row], base: Trial | None) -> list[str]:
     return flags
 
 
-def _better(chosen: Trial, evidence: Evidence) -> str | None:
-    """A flag for an arm of which a trial with fewer seeds did better."""
-    found = evidence.better(chosen)
+def _better(choice: Choice) -> str | None:
+    """A flag for an arm of which another trial did better where the chosen one is tested."""
+    found = choice.ahead(choice.fresh)
     if found is None:
         return None
-    trial, ahead = found
+    trial, seeds, less = found
     return (
-        f"{chosen.arm} is compared by {chosen.settings}, which has the most seeds "
-        f"({len(chosen.seeds)}); {trial.settings} ended {ahead:.4f} lower with the "
-        f"{len(trial.seeds)} it has."
+        f"{choice.arm} is compared by {choice.trial.settings}, with {len(choice.trial.seeds)} "
+        f"seeds; {trial.settings}, with {len(trial.seeds)}, ended {-less.mean:.4f} lower in "
+        f"seed{'s' * (less.n > 1)} {', '.join(map(str, seeds))}."
     )
 
 
 def _comparison(row: Row, base: Row) -> str:
-    found = row.differences["val_loss"]
+    found, compared = row.differences["val_loss"], row.comparison
+    assert compared is not None
     how = "lower" if found.mean < 0 else "higher"
     text = (
         f"{row.trial.name} ended at a validation loss {abs(found.mean):.4f} {how} than "
         f"{base.trial.name} ({found}"
     )
+    unfair = compared.unfair()
+    also = "".join(f"; {reason}" for reason in unfair)
     if found.half is None:
-        return text + "; one pair of runs, so not shown)."
-    shown = (
-        "shown"
-        if found.shown
-        else f"not shown; {found.detectable:.4f} would have been detected in four of five such "
-        "studies"
-    )
-    return f"{text}, 95 % interval, n = {found.n} paired seeds): {shown}."
+        return f"{text}; one pair of runs{chosen_by(compared)}, so not shown{also})."
+    text += f", 95 % interval, n = {found.n} paired seeds{chosen_by(compared)})"
+    if not found.shown:
+        return (
+            f"{text}: not shown; {found.detectable:.4f} would have been detected in four of five "
+            f"such studies{also}."
+        )
+    if unfair:
+        return f"{text}: not shown, because {'; '.join(unfair)}."
+    if is_lower(compared).outcome == NOT_SHOWN:
+        return f"{text}: not shown, because another trial of the arm that ended higher did better."
+    return f"{text}: shown."
 
 
 def _tuning(row: Row, base: Row) -> str:

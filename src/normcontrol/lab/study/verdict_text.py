@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from normcontrol.lab.study.claims import HOW
 from normcontrol.lab.study.verdict import Verdict
+from normcontrol.lab.text import columns, wrapped
 
 COUNTS = (1, 3, 6, 9)
 """The numbers of trials for which the expected best is shown."""
 
 
-def lines(verdict: Verdict) -> Iterator[str]:
-    """The verdict, line by line."""
-    yield from verdict.sentences()
+def lines(verdict: Verdict, width: int | None = None) -> Iterator[str]:
+    """The verdict, line by line, for a terminal of this width."""
+    for sentence in verdict.sentences():
+        yield from wrapped(sentence, width)
     if verdict.rows:
         yield ""
-        yield from columns([verdict.headings(), *verdict.table()])
+        yield from columns([verdict.headings(), *verdict.table()], width)
         if any(row.trials > 1 for row in verdict.rows):
             headings = ["expected best of k trials, k =", *map(str, COUNTS)]
             yield ""
-            yield from columns([headings, *verdict.best_of(COUNTS)])
+            yield from columns([headings, *verdict.best_of(COUNTS)], width)
     if verdict.findings:
         yield ""
+        yield HOW
         for says, outcome, numbers, refuted_if in verdict.claims():
-            yield f"{outcome.upper():10} {says}"
-            yield f"{'':10} Refuted if {refuted_if}."
-            if numbers:
-                yield f"{'':10} {numbers}"
+            said = [says, f"Refuted if {refuted_if}.", *([numbers] if numbers else [])]
+            inner = None if width is None else max(width - 11, 20)
+            for i, line in enumerate(line for text in said for line in wrapped(text, inner)):
+                yield f"{'' if i else outcome.upper():10} {line}"
     if verdict.study.published:
         yield ""
-        yield from columns([("published", "paper", "here"), *verdict.published()])
-        yield f"What differs here: {verdict.study.differs.get(verdict.scale, '')}."
+        yield from columns([("published", "paper", "here"), *verdict.published()], width)
+        differs = verdict.study.differs.get(verdict.scale, "")
+        yield from wrapped(f"What differs here: {differs}.", width)
     if verdict.flags:
         yield ""
-        yield from (f"Note: {flag}" for flag in verdict.flags)
-
-
-def columns(table: Sequence[Sequence[str]]) -> list[str]:
-    """A table as lines, each column as wide as its widest cell."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
+        for flag in verdict.flags:
+            yield from wrapped(f"Note: {flag}", width)

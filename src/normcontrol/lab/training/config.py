@@ -1,47 +1,58 @@
 """The config of a run as typed dataclasses, the checks of a config, and the presets.
 
-The command line is generated from these dataclasses: each field is a flag, and the text below it is
-the help of the flag. A run folder stores the whole config as JSON. This file may not import torch,
-and it knows nothing of how a config is carried out.
+The command line is generated from these dataclasses: each field is a flag, its type says which
+values it can have, and the text below it is the help of the flag. A run folder stores the whole
+config as JSON. This file may not import torch, and it knows nothing of how a config is carried out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.files import read_json, write_json
+from normcontrol.lab.ranges import (
+    Average,
+    Count,
+    CountOrNone,
+    Fraction,
+    NotNegative,
+    Positive,
+    PositiveFraction,
+    Probability,
+    Seed,
+    check_fields,
+)
 
 
 @dataclass(frozen=True)
 class Model:
     """The network: GPT-2, as nanoGPT builds it."""
 
-    layers: int = 12
+    layers: Count = 12
     """Number of transformer blocks."""
-    heads: int = 12
+    heads: Count = 12
     """Number of attention heads. The width must be divisible by it."""
-    width: int = 768
+    width: Count = 768
     """Width of the residual stream."""
-    context: int = 1024
+    context: Count = 1024
     """Length of an input sequence, in tokens."""
     bias: bool = False
     """Use biases in linear layers and LayerNorms."""
-    dropout: float = 0.0
+    dropout: Probability = 0.0
     """Probability with which an activation is dropped in training."""
-    init_seed: int = 0
+    init_seed: Seed = 0
     """Seed of the initial weights."""
-    init_scale: float = 1.0
+    init_scale: Positive = 1.0
     """Multiply the initial weight matrices by this. Ratios still refer to the norm without it."""
-    init_gain: float | None = None
+    init_gain: Positive | None = None
     """Multiply the initial weight matrices by one factor, so that their joint norm is this times
     the square root of the number of their rows. Ratios still refer to the norm without it. Not
     together with init_scale."""
-    dropout_seed: int = 0
+    dropout_seed: Seed = 0
     """Seed of dropout."""
 
 
@@ -54,12 +65,12 @@ class Data:
     "python": the sources and docs of the standard library of the running Python."""
     tokenizer: str = "bpe:1024"
     """For "python" only: "gpt2", "bytes", or "bpe:SIZE" to train one on the corpus."""
-    data_seed: int = 0
+    data_seed: Seed = 0
     """Seed of the order of the data. Runs with the same seed get the same batch at the same step,
     whatever else differs."""
-    tokens_per_step: int = 491_520
+    tokens_per_step: Count = 491_520
     """Number of tokens in a batch, over all processes."""
-    micro_batch: int = 16
+    micro_batch: Count = 16
     """Number of sequences that a process computes at a time. Only memory and speed depend on it."""
     also_validate: tuple[str, ...] = ()
     """Other data to validate on after the last step: folders like those for --data. A folder with
@@ -73,37 +84,37 @@ class Optim:
     optimizer: str = "AdamWN"
     """Name of the optimizer: AdamWN, another method of `normcontrol methods`, or any optimizer of
     torch.optim."""
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     """Peak learning rate."""
-    min_lr: float = 0.1
+    min_lr: Fraction = 0.1
     """Final learning rate, as a fraction of the peak."""
     schedule: Literal["cosine", "wsd"] = "cosine"
     """Learning rate after the warm-up: a cosine down to the final rate, or constant and then linear
     down to it (wsd)."""
-    warmup: int = 2000
+    warmup: CountOrNone = 2000
     """Number of steps in which the learning rate grows from zero to its peak."""
-    decay: float = 0.2
+    decay: PositiveFraction = 0.2
     """wsd only: the fraction of all steps in which the learning rate falls."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Average, Average] = (0.9, 0.95)
     """Adam's betas, for optimizers that have them."""
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """Weight decay of matrices. Not used if the norm is controlled: then nothing is decayed."""
-    clip: float = 1.0
+    clip: NotNegative = 1.0
     """Largest norm of the gradient, or 0 for no clipping."""
-    ratio: float | None = None
+    ratio: NotNegative | None = None
     """Target norm of the matrices, as a multiple of their initial norm (r_t). Works with every
     optimizer. The default of AdamWN is 2."""
-    gain: float | None = None
+    gain: Positive | None = None
     """Control the norm of the matrices at this times the square root of the number of their rows,
     from the first step and without a ramp. Exclusive with ratio."""
     hidden_only: bool = False
     """Control the matrices inside the blocks alone. Embeddings and head are then neither controlled
     nor decayed. Needs AdamWN."""
-    ratio_start: float = 1.0
+    ratio_start: NotNegative = 1.0
     """Ratio at the start of the ramp."""
-    ramp: int = 2500
+    ramp: CountOrNone = 2500
     """Number of steps in which the ratio grows from ratio_start to ratio, or 0 for no ramp."""
-    rate: float = 1e-2
+    rate: Fraction = 1e-2
     """Fraction of the distance to its target that the norm moves at each step (k_t)."""
     scope: Literal["global", "group", "tensor", "row", "col"] = "global"
     """Which weights share a controlled norm."""
@@ -115,13 +126,13 @@ class Optim:
 class Run:
     """The length of the run, the device, and what is logged and saved."""
 
-    steps: int = 100_000
+    steps: Count = 100_000
     """Number of optimizer steps."""
-    log_every: int = 10
+    log_every: Count = 10
     """Number of steps between lines of training loss and norm in metrics.jsonl."""
-    eval_every: int = 1000
+    eval_every: Count = 1000
     """Number of steps between evaluations on the whole validation split."""
-    checkpoint_every: int = 1000
+    checkpoint_every: CountOrNone = 1000
     """Number of steps between checkpoints. One is also written at the end, and on Ctrl-C. 0: on
     Ctrl-C only."""
     device: str = "auto"
@@ -194,32 +205,13 @@ class Config:
 
 def check(config: Config) -> None:
     """Raise :class:`LabError` if the config cannot be run, before any work is done."""
+    check_fields(config)
     m, d, o, r = config.model, config.data, config.optim, config.run
     if m.width % m.heads:
         raise LabError(
             f"width={m.width} is not divisible by heads={m.heads}: all heads have the same width. "
             "Change one of them."
         )
-    for name in (
-        "layers",
-        "heads",
-        "width",
-        "context",
-        "tokens_per_step",
-        "micro_batch",
-        "steps",
-        "log_every",
-        "eval_every",
-    ):
-        if config.flat()[name] < 1:
-            raise LabError(f"{name}={config.flat()[name]}: it must be 1 or more.")
-    if r.checkpoint_every < 0:
-        raise LabError(
-            f"checkpoint_every={r.checkpoint_every}: it must be 1 or more, or 0 for none."
-        )
-    for name in ("lr", "init_scale"):
-        if not config.flat()[name] > 0:
-            raise LabError(f"{name}={config.flat()[name]}: it must be above 0.")
     _check_gains(m, o)
     if d.tokens_per_step % m.context:
         below = max(d.tokens_per_step // m.context, 1) * m.context
@@ -232,18 +224,10 @@ def check(config: Config) -> None:
             f"warmup={o.warmup} is not less than steps={r.steps}: the learning rate would never "
             f"reach its peak. Use a shorter warm-up, {max(r.steps // 20, 1)} for example."
         )
-    if o.schedule == "wsd" and not 0 < o.decay <= 1:
-        raise LabError(
-            f"decay={o.decay}: it is the fraction of the steps in which wsd lowers the learning "
-            "rate. Give a number in (0, 1]."
-        )
 
 
 def _check_gains(m: Model, o: Optim) -> None:
-    """Refuse a gain that is not a positive number, or that goes with another target or start."""
-    for name, value in (("gain", o.gain), ("init_gain", m.init_gain)):
-        if value is not None and not 0 < value < math.inf:
-            raise LabError(f"{name}={value}: it must be above 0 and finite.")
+    """Refuse a gain together with another target or start."""
     if m.init_gain is not None and m.init_scale != 1:
         raise LabError(
             f"init_gain={m.init_gain} and init_scale={m.init_scale} both set the norm of the "
@@ -259,8 +243,11 @@ def _check_gains(m: Model, o: Optim) -> None:
             "gain is the target of the joint norm of the matrices: it needs scope=global, and "
             "norm_layers off."
         )
-    if o.hidden_only and (o.optimizer.lower() != "adamwn" or o.norm_layers):
-        raise LabError("hidden_only needs optimizer=AdamWN, and norm_layers off.")
+    if o.hidden_only and o.norm_layers:
+        raise LabError(
+            "hidden_only controls the matrices inside the blocks alone, and norm_layers the scales "
+            "of LayerNorms too. Give one of them."
+        )
 
 
 TINY = Config(

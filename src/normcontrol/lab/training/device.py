@@ -9,7 +9,6 @@ import contextlib
 import platform
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -98,18 +97,27 @@ def peak_flops(device: torch.device) -> float | None:
     return next((peak for key, peak in PEAK_BF16.items() if key in name), None)
 
 
-def attention(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """On a GPU, prefer cuDNN's attention kernel, the fastest on Hopper. If it does not support the
-    inputs, torch uses the next one of the list."""
+@contextlib.contextmanager
+def fast_kernels(device: torch.device) -> Iterator[None]:
+    """On a GPU: float32 matrices are multiplied in TF32, and cuDNN's attention kernel, the fastest
+    on Hopper, is preferred; if it does not support the inputs, torch uses the next one of the list.
+    Both settings belong to the whole process, so they are put back at the end."""
     if device.type != "cuda":
-        return contextlib.nullcontext()
+        yield
+        return
     kernels = [
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.FLASH_ATTENTION,
         SDPBackend.EFFICIENT_ATTENTION,
         SDPBackend.MATH,
     ]
-    return sdpa_kernel(kernels, set_priority=True)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with sdpa_kernel(kernels, set_priority=True):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 @contextlib.contextmanager

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normcontrol.lab import seeds
 from normcontrol.lab.data import batches
 from normcontrol.lab.training import checkpoint, parallel
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import (
     Stopwatch,
-    attention,
     choose,
+    fast_kernels,
     memory_advice,
     peak_flops,
     precision,
@@ -32,13 +33,8 @@ from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import NOTHING, Log, Mark
 from normcontrol.lab.training.model import GPT
 from normcontrol.lab.training.not_finite import BadSteps
-from normcontrol.lab.training.optimizers import (
-    build,
-    gain_norm,
-    known_name,
-    lr_at,
-    target_ratio,
-)
+from normcontrol.lab.training.optimizers import build, gain_norm, lr_at, target_ratio
+from normcontrol.lab.training.options import check_used
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
@@ -100,7 +96,7 @@ def train(
     world = parallel.join(config.run.device)
     device = choose(config.run.device, world.local_rank)
     dtype = precision(config.run.precision, device)
-    known_name(config.optim.optimizer)  # raises if there is no such optimizer
+    check_used(config)
     if resume:
         check_same(out, config)
     cache, warm = cache or out.parent / "data", warm or Warm()
@@ -108,7 +104,7 @@ def train(
         if world.first:
             stack.enter_context(opened(out, resume))
         stack.enter_context(memory_advice(config))
-        stack.enter_context(attention(device))
+        stack.enter_context(fast_kernels(device))
         interrupted = stack.enter_context(interruptible())
         return _train(config, out, world, device, dtype, display, interrupted, cache, warm, stack)
 
@@ -168,8 +164,6 @@ def _train(
 
     # Computation: fp32 weights, bf16 autocast if chosen, and compiled on GPUs.
     autocast = torch.autocast(device.type, dtype, enabled=dtype is not None)
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
     compiled: Any = warm.compiled(model) if config.run.compile and device.type == "cuda" else model
     network = parallel.replicate(compiled, world, config.run.parallel, device)
     flops, peak = model.flops_per_token(), peak_flops(device)
@@ -262,7 +256,8 @@ def _train(
         watch.tokens += config.data.tokens_per_step
         bad.check(out, train_batches, world)
 
-        if step % config.run.log_every == 0 or last:
+        logs = step % config.run.log_every == 0 or last
+        if logs:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
             mfu = speed * flops / peak / world.size if peak else None
             target = target_ratio(config.optim, step, model.matrices(), initial_norm)
@@ -273,7 +268,6 @@ def _train(
                     step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio, **aim
                 )
             log.time(step, tokens_per_second=speed, mfu="unknown" if mfu is None else mfu)
-            display(Status(step, steps, float(loss), ratio, target, val_loss, speed, mfu))
         if evaluates:
             val_loss = evaluate_on(val_windows)
             other_losses = {
@@ -283,6 +277,8 @@ def _train(
             }
             log.write(step, val_loss=val_loss, **other_losses, **seen)
             watch = Stopwatch()
+        if logs:
+            display(Status(step, steps, float(loss), ratio, target, val_loss, speed, mfu))
         stop = world.any(interrupted(), device)
         every = config.run.checkpoint_every
         if (every and (step % every == 0 or last)) or (stop and not last):
@@ -367,4 +363,4 @@ def _load_data(config: Config, world: World, cache: Path) -> batches.Dataset:
 def _seed_dropout(config: Config, step: int, micro: int, world: World) -> None:
     """Seed dropout with (seed, step, micro-batch, process), so that a checkpoint need not store the
     state of the random number generator."""
-    torch.manual_seed(hash((config.model.dropout_seed, step, micro, world.rank)) % (1 << 63))
+    torch.manual_seed(seeds.mixed(config.model.dropout_seed, step, micro, world.rank))

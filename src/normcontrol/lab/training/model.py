@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from normcontrol.lab import seeds
 from normcontrol.lab.training.config import Model
 from normcontrol.lab.training.loss import linear_cross_entropy
 
@@ -103,7 +104,7 @@ class GPT(nn.Module):
         The numbers are drawn on the CPU from a separate generator, so that every device and every
         optimizer starts from the same weights.
         """
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeds.for_torch(seed)
         for name, p in self.named_parameters():
             if p.dim() >= 2:
                 std = (

@@ -139,7 +139,7 @@ def build(config: Config, model: nn.Module, scaled: float | None = None) -> list
                 _one(config, "Muon", inside, scaled),
                 _one(config.with_(optimizer="AdamW", ratio=None, gain=None), "AdamW", rest, scaled),
             ]
-        if o.hidden_only:
+        if name == "AdamWN" and o.hidden_only:
             return [_adamwn(config, hidden(model), scaled, _options(o, TORCH["AdamW"], named))]
         return (
             [_one(config, name, named, scaled)]
@@ -154,8 +154,6 @@ def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
     """A published method with the settings of the config that it takes. A method whose control
     starts or switches at a step does so after twice the warm-up."""
     o, method = config.optim, METHODS[name]
-    if o.gain is not None:
-        raise LabError(f"{name} takes no gain. Use AdamWN, or an optimizer of torch.optim.")
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     matrices = [
         {"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are}

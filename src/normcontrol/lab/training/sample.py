@@ -10,11 +10,21 @@ from pathlib import Path
 
 import torch
 
+from normcontrol.lab import seeds
 from normcontrol.lab.data import tokenizer
 from normcontrol.lab.data.batches import padded
+from normcontrol.lab.data.corpus import check_unicode
 from normcontrol.lab.data.tokenizer import Tokenizer
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import read_json
+from normcontrol.lab.ranges import (
+    Count,
+    CountOrNone,
+    NotNegative,
+    Seed,
+    check_fields,
+    check_value,
+)
 from normcontrol.lab.training import checkpoint
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.device import choose
@@ -25,6 +35,7 @@ from normcontrol.lab.training.run_folder import CHECKPOINTS, CONFIG, ENVIRONMENT
 def load(run: Path, device: str = "auto") -> tuple[GPT, Tokenizer]:
     """The model and tokenizer of a run, at its newest checkpoint."""
     config = Config.load(run / CONFIG)
+    check_fields(config.model)
     newest = checkpoint.latest(run / CHECKPOINTS)
     if newest is None:
         raise LabError(f"{run} has no checkpoint yet. Let it train until it has written one.")
@@ -46,13 +57,16 @@ def generate(
     seed: int,
 ) -> Iterator[str]:
     """Continue a prompt, and yield the text piece by piece. A piece contains whole characters."""
-    if temperature < 0:
-        raise LabError(
-            f"temperature={temperature}: it cannot be negative. Give 0 to take the most likely "
-            "token at every step, or more for variety."
-        )
+    for name, value, kind in (
+        ("tokens", tokens, Count),
+        ("temperature", temperature, NotNegative),
+        ("top_k", top_k, CountOrNone),
+        ("seed", seed, Seed),
+    ):
+        check_value(name, value, kind)
+    check_unicode(prompt, "The prompt")
     device = model.wte.weight.device
-    random = torch.Generator().manual_seed(seed)
+    random = seeds.for_torch(seed)
     ids = [words.end, *words.encode(prompt).tolist()]
     shown = len(words.decode(ids))
     for _ in range(tokens):
@@ -63,9 +77,10 @@ def generate(
         else:
             if 0 < top_k < words.size:
                 logits[logits < logits.topk(top_k).values[-1]] = -torch.inf
-            chosen = int(
-                torch.multinomial(torch.softmax(logits / temperature, dim=0), 1, generator=random)
-            )
+            # In double precision, and below 0: no temperature is so small that this overflows.
+            below = logits.double() - logits.max()
+            chances = torch.softmax(below / temperature, dim=0)
+            chosen = int(torch.multinomial(chances, 1, generator=random))
         if chosen == words.end:
             return
         ids.append(chosen)

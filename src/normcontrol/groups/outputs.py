@@ -1,0 +1,104 @@
+"""How many outputs a tensor of weights has: what a gain is relative to.
+
+A matrix of gain g has the norm ``g * sqrt(outputs)``: its rows have the norm g on average, and it
+keeps the variance of what flows through it if g is 1 (``torch.nn.init.calculate_gain`` uses the
+word so). The outputs are the first axis of a linear layer or a convolution, and the tokens of an
+embedding. This file knows shapes and modules, and nothing about targets or norms.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+Axes = tuple[int, ...] | None
+"""The axes that count outputs; None for the rule."""
+
+BY_MODULE: dict[str, Axes] = {
+    "Conv1d": (0,),
+    "Conv1D": (1,),  # Hugging Face's linear layer, which is stored transposed
+    "ConvTranspose1d": (1,),
+    "ConvTranspose2d": (1,),
+    "ConvTranspose3d": (1,),
+}
+"""The outputs of a module's weight, where the rule does not know them or is wrong."""
+
+
+def as_axes(given: Any) -> Axes:
+    """Check the setting ``outputs=``: None, an axis, or a tuple of axes."""
+    axes = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
+    if axes is None or (
+        isinstance(axes, (tuple, list)) and axes and all(isinstance(a, int) for a in axes)
+    ):
+        return None if axes is None else tuple(axes)
+    raise ValueError(
+        f"outputs={given!r} is not known: give the axis that counts the outputs (0 for a linear "
+        "layer, 1 for one that is stored transposed), or a tuple of axes."
+    )
+
+
+def outputs_of(name: str, p: Tensor, axes: Axes = None) -> int:
+    """Return the number of outputs of a tensor.
+
+    >>> import torch
+    >>> outputs_of("head", torch.ones(50, 8)), outputs_of("experts", torch.ones(4, 16, 8), (0, 1))
+    (50, 64)
+    """
+    shape = tuple(p.shape)
+    if p.dim() < 2:
+        raise ValueError(
+            f"A gain is the norm of a matrix in units of sqrt(outputs), but {name} has the shape "
+            f"{shape}: it has no inputs. Give it a norm= or rms= in a group of its own, or leave "
+            "it out with controlled=False."
+        )
+    if axes is None and p.dim() == 3:
+        raise ValueError(
+            f"{name} has the shape {shape}, of which the outputs cannot be known: give outputs=0 "
+            "in its group for a convolution, outputs=(0, 1) for a stack of matrices (expert, "
+            "output, input), or outputs=(0, 2) for (expert, input, output)."
+        )
+    axes = axes or (0,)
+    if any(not -p.dim() <= axis < p.dim() for axis in axes):
+        raise ValueError(
+            f"outputs={axes} names an axis that {name} does not have: its shape is {shape}."
+        )
+    return math.prod(shape[axis] for axis in axes)
+
+
+def is_known(p: Tensor, axes: Axes) -> bool:
+    """Return whether the number of outputs of a tensor is known."""
+    return p.dim() >= 2 and (axes is not None or p.dim() != 3)
+
+
+def split_by_outputs(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
+    """Return the groups, with those tensors in groups of their own that need ``outputs=``.
+
+    They are recognised by their modules. A group that gives ``outputs`` itself is left as it is.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ConvTranspose2d(4, 8, 3))
+    >>> for group in split_by_outputs([{"params": list(model.named_parameters())}], model):
+    ...     print([name for name, _ in group["params"]], group.get("outputs"))
+    ['0.weight', '0.bias', '1.bias'] None
+    ['1.weight'] (1,)
+    """
+    axes = {
+        id(module.weight): BY_MODULE[type(module).__name__]
+        for module in model.modules()
+        if type(module).__name__ in BY_MODULE
+    }
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        kinds: dict[Axes, list[int]] = {}
+        for i, item in enumerate(group["params"]):
+            p = item[1] if isinstance(item, tuple) else item
+            kinds.setdefault(axes.get(id(p)), []).append(i)
+        if "outputs" in group or not any(kinds):
+            found.append(group)
+            continue
+        lists = [key for key in ("params", "param_names") if key in group]
+        for kind, indices in kinds.items():
+            own: dict[str, Any] = {key: [group[key][i] for i in indices] for key in lists}
+            found.append({**group, **own, "outputs": kind})
+    return found

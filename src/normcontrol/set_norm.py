@@ -1,0 +1,121 @@
+"""Multiply weights to a target norm once, before training with any optimizer.
+
+It is one call of the controller's four lines, with a law that goes to the target at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from normcontrol.control import NormControl, control_
+from normcontrol.groups.members import Controlled, members_of
+from normcontrol.groups.outputs import split_by_outputs
+from normcontrol.groups.readings import NOTHING_CONTROLLED
+from normcontrol.groups.state import state_of
+from normcontrol.law import projection
+from normcontrol.schedule import Value
+from normcontrol.scope import parse_scope
+
+
+@torch.no_grad()
+def set_norm_(
+    params: nn.Module | Iterable[Any],
+    *,
+    gain: Value | None = None,
+    norm: Value | None = None,
+    rms: Value | None = None,
+    ratio: Value | None = None,
+    scope: Any = "global",
+    controlled: Controlled = "matrices",
+    outputs: Any = None,
+) -> None:
+    """Multiply weights so that their norm is the target, in place.
+
+    Call it before training, with any optimizer. Weights whose norm is on target to the precision of
+    their dtype are not changed, so that a second call changes nothing.
+
+    Args:
+        params: a model, its parameters (named or not), or parameter groups. In a model, weights
+            that are stored transposed are recognised by their modules.
+        gain, norm, rms, ratio: the target, see :class:`NormControl`. A ratio refers to the current
+            norm.
+        scope: which weights share a norm, and so a factor.
+        controlled: which tensors.
+        outputs: for a gain, the axes that count outputs, if not the first one.
+
+    >>> model = nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.Linear(32, 4))
+    >>> set_norm_(model, gain=0.8)
+    >>> joint = torch.cat([p.flatten() for p in model.parameters() if p.dim() > 1]).norm()
+    >>> round(joint.item(), 5), round(0.8 * (32 + 4) ** 0.5, 5)
+    (4.8, 4.8)
+    """
+    if gain is norm is rms is ratio is None:
+        raise ValueError("set_norm_ needs a target: give one of gain=, norm=, rms= and ratio=.")
+    if isinstance(params, nn.Module):
+        params = split_by_outputs([{"params": list(params.named_parameters())}], params)
+    still = NormControl(
+        Still(params),
+        gain=gain,
+        norm=norm,
+        rms=rms,
+        ratio=ratio,
+        scope=scope,
+        controlled=controlled,
+        outputs=outputs,
+    )
+    refuse(still)
+    for s in still.sets:
+        # The factor and every product are rounded once.
+        s.law = OnTarget(2 * max(torch.finfo(p.dtype).eps for p in s.params))
+        if s.shards is not None:
+            still.stepper.sum_over_ranks([s])
+        s.choose_goal(still.clock)
+        control_(s, still.stepper)
+
+
+class Still(Optimizer):
+    """An optimizer that moves nothing."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+
+class OnTarget:
+    """A law: go to the target at once, and stay there if the norm is on target to a tolerance."""
+
+    def __init__(self, tolerance: float) -> None:
+        self.tolerance = tolerance
+
+    def __call__(self, norm: Tensor, target: Tensor, rate: Any) -> Tensor:
+        scale = projection(norm, target)
+        return torch.where((scale - 1).abs() <= self.tolerance, 1.0, scale)
+
+
+def refuse(still: NormControl) -> None:
+    """Refuse tensors whose norm cannot be set."""
+    if not still.sets:
+        raise ValueError(f"set_norm_ has nothing to set. {NOTHING_CONTROLLED.partition(':')[2]}")
+    for group, (names, tensors) in zip(
+        still.param_groups, members_of(still.param_groups), strict=True
+    ):
+        sizes = parse_scope(state_of(group)["scope"]).sizes(tensors)
+        norms = state_of(group).reference.split(sizes)
+        for name, p, parts in zip(names, tensors, norms, strict=True):
+            if not p.requires_grad:
+                raise ValueError(
+                    f"{name} is frozen (requires_grad=False), so its norm would not be set. "
+                    "Unfreeze it first, or leave it out with controlled=."
+                )
+            if not bool((parts > 0).all()):
+                raise ValueError(
+                    f"{name} is zero, in whole or in a part that has a norm of its own: no factor "
+                    "brings it to a target. Initialise it first, or leave it out with controlled=."
+                )

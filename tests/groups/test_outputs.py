@@ -1,0 +1,133 @@
+"""Gains: the norm in units of sqrt(outputs), in every scope, and how outputs are counted."""
+
+import math
+
+import pytest
+import torch
+from small import SmallModel, matrices, total_norm
+from torch import nn
+
+from normcontrol import AdamWN, NormControl, param_groups
+from normcontrol.groups.outputs import split_by_outputs
+
+
+def on_target(params, **settings) -> NormControl:
+    opt = NormControl(torch.optim.SGD(params, lr=0.0), rate=1.0, **settings)
+    opt.step()
+    return opt
+
+
+def weight(*shape) -> nn.Parameter:
+    torch.manual_seed(0)
+    return nn.Parameter(torch.randn(shape))
+
+
+def test_the_joint_norm_is_the_gain_times_the_root_of_all_outputs():
+    model = SmallModel()
+    outputs = sum(p.shape[0] for p in matrices(model))
+    on_target(model.parameters(), gain=0.8)
+    assert total_norm(matrices(model)) == pytest.approx(0.8 * math.sqrt(outputs))
+
+
+@pytest.mark.parametrize(
+    ("shape", "scope", "expected"),
+    [
+        ((50, 8), "tensor", math.sqrt(50)),  # a linear layer, or an embedding of 50 tokens
+        ((24, 8), "tensor", math.sqrt(24)),  # fused QKV counts all its outputs
+        ((6, 4, 3, 3), "tensor", math.sqrt(6)),  # a convolution
+        ((6, 4), "row", 1.0),
+        ((6, 4), "col", math.sqrt(6 / 4)),
+    ],
+)
+def test_every_part_has_its_share_of_the_outputs(shape, scope, expected):
+    p = weight(*shape)
+    readings = on_target([p], gain=1.0, scope=scope).norms()
+    (reading,) = readings.values()
+    assert torch.allclose(reading.norm, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs", "count"),
+    [((8, 24), 1, 24), ((4, 16, 8), (0, 1), 64), ((4, 8, 16), (0, 2), 64), ((8, 4, 3), 0, 8)],
+    ids=["transposed", "experts", "experts transposed", "convolution of one dimension"],
+)
+def test_outputs_can_be_told(shape, outputs, count):
+    p = weight(*shape)
+    on_target([{"params": [p], "outputs": outputs}], gain=0.5)
+    assert p.norm().item() == pytest.approx(0.5 * math.sqrt(count))
+
+
+def test_stacked_experts_have_a_norm_each():
+    p = weight(4, 16, 8)
+    on_target([p], gain=0.5, scope=(0,), outputs=(0, 1))
+    assert torch.allclose(p.flatten(1).norm(dim=1), torch.full((4,), 0.5 * 4.0))
+
+
+def test_a_tied_tensor_counts_once():
+    embed, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+    head.weight = embed.weight
+    on_target([{"params": [embed.weight]}], gain=1.0)
+    assert embed.weight.norm().item() == pytest.approx(math.sqrt(50))
+
+
+class Conv1D(nn.Module):
+    """Hugging Face's linear layer: its weight is stored as (inputs, outputs)."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = weight(8, 24)
+
+
+def test_layouts_that_store_the_transpose_are_recognised_by_their_module():
+    model = nn.Sequential(Conv1D(), nn.Linear(8, 4, bias=False), nn.ConvTranspose2d(8, 16, 3))
+    groups = param_groups(model, {})
+    on_target(groups, gain=1.0)
+    assert total_norm(p for p in model.parameters() if p.dim() > 1) == pytest.approx(
+        math.sqrt(24 + 4 + 16)
+    )
+
+
+def test_groups_are_split_only_where_outputs_must_be_told():
+    model = SmallModel()
+    groups = [{"params": list(model.named_parameters())}]
+    assert split_by_outputs(groups, model) == groups
+    told = [{"params": [("weight", Conv1D().weight)], "outputs": 0}]
+    assert split_by_outputs(told, Conv1D()) == told
+
+
+def test_the_report_shows_the_gain_of_every_tensor():
+    model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 4))
+    text = AdamWN(model.named_parameters()).report()
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("0.weight"))
+    assert float(row[4]) == pytest.approx(model[0].weight.norm().item() / math.sqrt(32), abs=1e-4)
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("all of them"))
+    joint = total_norm([model[0].weight, model[1].weight])
+    assert float(row[5]) == pytest.approx(joint / math.sqrt(36), abs=1e-4)
+
+
+def test_a_gain_survives_a_checkpoint():
+    p = weight(6, 4)
+    opt = on_target([p], gain=1.0, outputs=1)
+    other = NormControl(torch.optim.SGD([weight(6, 4)], lr=0.0))
+    other.load_state_dict(opt.state_dict())
+    assert other.norms()["global"].target.item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "message"),
+    [
+        ((6,), {"controlled": True}, r"group0.tensor0 has the shape \(6,\): it has no inputs"),
+        ((), {"controlled": True}, "it has no inputs"),
+        ((4, 6, 8), {}, r"the outputs cannot be known: give outputs=0 .* convolution"),
+        ((4, 6), {"outputs": 2}, r"outputs=\(2,\) names an axis that group0.tensor0 does not have"),
+        ((4, 6), {"outputs": "rows"}, "outputs='rows' is not known"),
+        ((4, 6), {"ratio": 1.0}, "ratio and gain were both given"),
+        ((4, 6), {"gain": -1.0}, "gain=-1.0 takes the value -1: a norm cannot be negative"),
+        ((4, 6), {"gain": math.nan}, "gain=nan takes the value nan"),
+        ((4, 6), {"gain": math.inf}, "gain=inf takes the value inf"),
+        ((4, 6), {"size": "spectral", "scope": "tensor"}, "a ratio or norm as target"),
+    ],
+)
+def test_what_cannot_be_is_refused(shape, settings, message):
+    with pytest.raises(ValueError, match=message):
+        NormControl(torch.optim.SGD([weight(*shape)], lr=0.0), **{"gain": 0.8, **settings})

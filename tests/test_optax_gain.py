@@ -1,0 +1,69 @@
+"""The gain in JAX: the last axis of an array is its output, and the norm is that of torch."""
+
+import math
+
+import jax.numpy as jnp
+import optax
+import pytest
+import torch
+from small import SmallModel, matrices
+from small_jax import weights_of
+
+from normcontrol import NormControl
+from normcontrol.optax import adamwn, control_norm, norms
+
+
+def reached(params, **settings) -> float:
+    """The joint norm of JAX weights after one update of nothing but control."""
+    tx = optax.chain(optax.sgd(0.0), control_norm(rate=1.0, **settings))
+    _, state = tx.update(
+        {name: jnp.zeros_like(p) for name, p in params.items()}, tx.init(params), params
+    )
+    return float(norms(state)[0].norm)
+
+
+def test_the_same_model_has_the_same_norm_in_torch_and_in_jax():
+    model = SmallModel()
+    in_torch_layout = weights_of(model)
+    in_jax_layout = {
+        ("embedding" if name == "embed.weight" else name): p.T
+        if p.ndim == 2 and name != "embed.weight"
+        else p
+        for name, p in in_torch_layout.items()
+    }
+    opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.0), gain=0.8, rate=1.0)
+    opt.step()
+    expected = 0.8 * math.sqrt(sum(w.shape[0] for w in matrices(model)))
+    assert opt.norms()["global"].norm.item() == pytest.approx(expected)
+    assert reached(in_jax_layout, gain=0.8) == pytest.approx(expected, rel=1e-6)
+    told = reached(in_torch_layout, gain=0.8, outputs=lambda name, array: 0)
+    assert told == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scope", "expected"), [("tensor", math.sqrt(6)), ("row", math.sqrt(6 / 4)), ("col", 1.0)]
+)
+def test_every_part_has_its_share_of_the_outputs(scope, expected):
+    tx = adamwn(0.0, gain=1.0, rate=1.0, scope=scope)
+    params = {"kernel": jnp.arange(1.0, 25.0).reshape(4, 6)}
+    _, state = tx.update({"kernel": jnp.ones((4, 6))}, tx.init(params), params)
+    assert jnp.allclose(norms(state)[0].norm, expected)
+
+
+@pytest.mark.parametrize(
+    ("params", "settings", "message"),
+    [
+        (
+            {"b": jnp.ones(3)},
+            {"mask": True},
+            r"params\['b'\] has the shape \(3,\): it has no inputs",
+        ),
+        ({"k": jnp.ones((2, 3, 4))}, {}, "the outputs cannot be known: give outputs="),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: 5}, r"outputs gave the axes \(5,\)"),
+        ({"k": jnp.ones((2, 3))}, {"ratio": 1.0}, "ratio and gain were both given"),
+        ({"k": jnp.ones((2, 3))}, {"gain": -1.0}, "gain takes the value -1"),
+    ],
+)
+def test_what_cannot_be_is_refused(params, settings, message):
+    with pytest.raises(ValueError, match=message):
+        control_norm(**{"gain": 1.0, **settings}).init(params)

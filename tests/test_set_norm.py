@@ -1,0 +1,102 @@
+"""``set_norm_``: weights multiplied to a target once."""
+
+import copy
+import math
+
+import pytest
+import torch
+from small import SmallModel, matrices, total_norm
+from torch import nn
+
+from normcontrol import set_norm_
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ({"gain": 0.8}, lambda weights: 0.8 * math.sqrt(sum(w.shape[0] for w in weights))),
+        ({"norm": 3.0}, lambda weights: 3.0),
+        ({"rms": 0.02}, lambda weights: 0.02 * math.sqrt(sum(w.numel() for w in weights))),
+        ({"ratio": 2.0}, lambda weights: 2 * total_norm(weights)),
+    ],
+    ids=str,
+)
+def test_one_factor_brings_the_joint_norm_to_the_target(target, expected):
+    model = SmallModel()
+    before = copy.deepcopy(model)
+    set_norm_(model, **target)
+    norm = expected([w.detach() for w in matrices(before)])
+    assert total_norm(matrices(model)) == pytest.approx(norm, rel=1e-7)
+    factor = norm / total_norm(matrices(before))
+    for p, q in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.allclose(p, q * factor if p.dim() > 1 else q, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scope", ["global", "tensor", "row", "col"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_second_call_changes_nothing(scope, dtype):
+    model = SmallModel(dtype)
+    set_norm_(model, gain=0.8, scope=scope)
+    again = copy.deepcopy(model)
+    set_norm_(again, gain=0.8, scope=scope)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_every_row_has_its_norm_exactly():
+    model = SmallModel(torch.float64)
+    set_norm_(model, gain=0.7, scope="row")
+    for w in matrices(model):
+        assert torch.allclose(
+            w.norm(dim=1), torch.full((len(w),), 0.7, dtype=torch.float64), rtol=1e-14
+        )
+
+
+def test_parameters_and_groups_can_be_given_as_to_an_optimizer():
+    model = SmallModel()
+    set_norm_(model.named_parameters(), norm=2.0, controlled=lambda name, p: "embed" in name)
+    assert model.embed.weight.norm().item() == pytest.approx(2.0)
+    set_norm_([{"params": [model.up.weight], "norm": 5.0}], norm=1.0)
+    assert model.up.weight.norm().item() == pytest.approx(5.0)
+
+
+def test_gradients_and_modes_are_left_alone():
+    model = SmallModel()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    set_norm_(model, gain=1.0)
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def frozen() -> nn.Module:
+    model = SmallModel()
+    model.up.weight.requires_grad_(False)
+    return model
+
+
+def zero() -> nn.Module:
+    model = SmallModel()
+    nn.init.zeros_(model.up.weight)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "message"),
+    [
+        (SmallModel, {}, "set_norm_ needs a target"),
+        (SmallModel, {"gain": 1.0, "norm": 2.0}, "norm and gain were both given"),
+        (frozen, {"gain": 1.0}, "up.weight is frozen"),
+        (zero, {"gain": 1.0}, "up.weight is zero, in whole or in a part"),
+        (zero, {"norm": 1.0, "scope": "tensor"}, "up.weight is zero, in whole or in a part"),
+        (lambda: nn.LayerNorm(4), {"norm": 1.0}, "nothing to set.*two or more dimensions"),
+        (lambda: [torch.ones(3, 3)], {"gain": -1.0}, "gain=-1.0 takes the value -1"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Nothing is controlled")
+def test_what_cannot_be_is_refused_and_nothing_changes(given, settings, message):
+    model = given()
+    before = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=message):
+        set_norm_(model, **settings)
+    if isinstance(model, nn.Module):
+        assert all(map(torch.equal, model.parameters(), before.parameters()))
