@@ -11,6 +11,7 @@ import torch
 
 from normcontrol.lab.data.batches import Batches, Dataset, feed, load, validation
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.files import sha256
 from normcontrol.lab.training.parallel import World
 
 TOKENS = [np.arange(1000, dtype=np.uint16), np.arange(1000, 1500, dtype=np.uint16)]
@@ -126,11 +127,65 @@ def test_a_missing_shard_is_named(copied):
         dataset_in(copied)
 
 
+def change_manifest(folder, change):
+    """Change a manifest on purpose: without its checksum, as a manifest of an earlier version."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest.pop("sha256", None)
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 def test_token_ids_outside_the_vocabulary_are_refused(copied):
-    manifest = json.loads((copied / "manifest.json").read_text())
-    manifest["vocab"] = 100
-    (copied / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(LabError, match=r"contains the token id .*, outside the vocabulary of 100"):
+    path = copied / "val-00000.bin"
+    np.full(1000, 300, "<u2").tofile(path)
+    entry = {"file": path.name, "tokens": 1000, "sha256": sha256(path), "max": 300}
+    change_manifest(copied, lambda m: m["splits"]["val"].update(shards=[entry], tokens=1000))
+    with pytest.raises(LabError, match=r"contains the token id 300, outside the vocabulary of 257"):
+        dataset_in(copied)
+
+
+def test_a_manifest_that_was_changed_is_refused(copied):
+    text = (copied / "manifest.json").read_text()
+    (copied / "manifest.json").write_text(text.replace('"vocab": 257', '"vocab": 258'))
+    with pytest.raises(LabError, match=r"manifest.json was changed after it was written"):
+        dataset_in(copied)
+
+
+def first_shard(**fields):
+    return lambda manifest: manifest["splits"]["train"]["shards"][0].update(fields)
+
+
+def both_counts(tokens):
+    def change(manifest):
+        first_shard(tokens=tokens)(manifest)
+        manifest["splits"]["train"]["tokens"] = tokens
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(format=2), "its format is 2, and this version reads 1"),
+        (lambda m: m.update(dtype="uint32"), "bytes, and manifest.json says .* tokens of uint32"),
+        (lambda m: m.update(dtype="float64"), "dtype='float64'; known are uint16, uint32"),
+        (lambda m: m.update(vocab=258), "tokenizer='bytes' with vocab=258"),
+        (lambda m: m.update(tokenizer="gpt3"), "tokenizer='gpt3' with vocab=257"),
+        (lambda m: m["splits"]["val"].update(tokens=1), "tokens=1 of val, and its shards have"),
+        (lambda m: m["splits"].pop("val"), "it has no 'val'"),
+        (first_shard(tokens="many"), "tokens='many' of a shard"),
+        (first_shard(file="../train-00000.bin"), "is not in its folder"),
+        (first_shard(sha256="0" * 64), "its checksum differs"),
+        (first_shard(max=3), "The largest token id in .* is 256, and manifest.json says 3"),
+        (both_counts(1000), "bytes, and manifest.json says 1000 tokens of uint16, which are 2000"),
+        (lambda m: m.pop("dtype"), "manifest.json has no 'dtype'"),
+    ],
+)
+def test_every_field_of_a_manifest_is_checked_against_the_shards(copied, change, message):
+    change_manifest(copied, lambda manifest: None)
+    dataset_in(copied)  # the checksum may be missing
+    change_manifest(copied, change)
+    with pytest.raises(LabError, match=message):
         dataset_in(copied)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.data import corpus, prepare, tokenizer
-from normcontrol.lab.errors import LabError
+from normcontrol.lab.errors import Busy, LabError
+from normcontrol.lab.files import claimed
 
 DOCUMENTS = [f"Document {i}, with Zürich and 北京 in it.\n" * (i % 7 + 1) for i in range(50)]
 
@@ -108,6 +109,52 @@ def test_another_preparation_is_not_continued(folder, monkeypatch):
         match=r"contains another, incomplete preparation: shard was 100000000 and is 1000 now",
     ):
         prepared(folder / "texts", folder / "out", shard_tokens=1000)
+
+
+def test_an_unfinished_shard_that_was_changed_is_not_continued(folder, monkeypatch):
+    def interrupt(read, total, made):
+        if made > 2000:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "TASK", 200)
+    monkeypatch.setattr(prepare.time, "monotonic", iter(range(0, 10**6, 10)).__next__)
+    with pytest.raises(KeyboardInterrupt):
+        prepared(folder / "texts", folder / "out", progress=interrupt)
+    (part,) = (folder / "out").glob("train-*.part")
+    content = part.read_bytes()
+    for damage in (b"\1" + content[1:], content[:10], None):
+        part.unlink() if damage is None else part.write_bytes(damage)
+        with pytest.raises(LabError, match=r"The unfinished shard .* was changed or deleted"):
+            prepared(folder / "texts", folder / "out")
+    part.write_bytes(content)
+    prepared(folder / "texts", folder / "out")
+
+
+def test_two_processes_do_not_prepare_the_same_data(folder):
+    out = folder / "out"
+    with claimed(out, "", ()), pytest.raises(Busy, match="Another process is preparing data in"):
+        prepared(folder / "texts", out)
+    prepared(folder / "texts", out)
+    prepared(folder / "texts", out, wait=True)  # what another process has made is used
+
+
+def test_a_preparation_that_could_not_start_leaves_no_folder(folder):
+    with pytest.raises(LabError, match="There is no tokenizer"):
+        prepared(folder / "texts", folder / "out", "word")
+    assert not (folder / "out").exists()
+
+
+def test_a_trained_tokenizer_that_was_changed_is_refused(folder):
+    out = prepared(folder / "texts", folder / "out", "bpe:270")
+    digest = json.loads((out / "manifest.json").read_text())["tokenizer_sha256"]
+    tokenizer.stored("bpe:270", out, digest)
+    path = out / "tokenizer.json"
+    path.write_text(path.read_text().replace('"version": "1.0"', '"version": "1.1"'))
+    with pytest.raises(LabError, match=r"tokenizer.json was changed .* \(its checksum differs\)"):
+        tokenizer.stored("bpe:270", out, digest)
+    path.write_text("{")
+    with pytest.raises(LabError, match=r"tokenizer.json was changed after it was written"):
+        tokenizer.stored("bpe:270", out)
 
 
 def test_a_finished_folder_is_not_overwritten(folder):

@@ -3,6 +3,7 @@ no more than its runs show."""
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
@@ -216,11 +217,12 @@ def test_what_cannot_be_run_is_refused_before_anything_is_run(config, tmp_path, 
 
 def test_a_run_that_fails_is_an_error_and_is_tried_again(config, tmp_path, capsys, monkeypatch):
     def full(*args, **options):
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(worker, "train", full)
     assert main(command(config, tmp_path / "out")) == 1
-    assert "AdamW seed=0 failed: OSError: No space left" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "1 of 1 runs failed. AdamW seed=0: No space left on device. Free some space" in said
     monkeypatch.undo()
     assert main(command(config, tmp_path / "out")) == 0
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from fakes import record_files
+import pytest
+from fakes import record, record_files
 
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies.opening import begin
-from normcontrol.lab.study.records import summarise
+from normcontrol.lab.study.cells import Cell
+from normcontrol.lab.study.records import read, summarise, write
 from normcontrol.lab.study.runner import Runner
 from normcontrol.lab.training.config import Config
 
@@ -38,3 +42,65 @@ def test_a_corrupt_record_is_named_and_left_out(study, tmp_path):
     assert f"{path} cannot be read" in done.problems[0]
     Runner(ledger, device="cpu", only=("seed=0",)).run()
     assert ledger.results().problems == []
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A record in its file, without a checksum, as those of earlier versions."""
+    made = record(Cell("A", Config()), 3.0)
+    path = write(tmp_path, made, "A")
+    head, *curves = map(json.loads, path.read_text().splitlines())
+    del head["sha256"]
+    return path, head, curves
+
+
+def test_the_checksum_of_a_record_may_be_missing(stored):
+    path, head, curves = stored
+    whole = read(path)
+    path.write_text("\n".join(map(json.dumps, [head, *curves])))
+    assert read(path) == whole
+
+
+def test_a_changed_record_is_refused(stored):
+    path, _, _ = stored
+    path.write_text(path.read_text().replace('"seconds": 60.0', '"seconds": 61.0'))
+    with pytest.raises(LabError, match="its content does not match the sha256 in it"):
+        read(path)
+
+
+def change_curve(name, values):
+    def change(head, curves):
+        (curve,) = [curve for curve in curves if curve["curve"] == name]
+        curve["values"][-1:] = values
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h, c: h["final"].update(val_loss=2.0), "its final val_loss is 2.0, and its curve"),
+        (lambda h, c: h["final"].update(ratio=1.0), "its final ratio is 1.0, and its curve ends"),
+        (lambda h, c: h["final"].update(val_loss="3"), "some of its values are not numbers"),
+        (change_curve("val_loss", [9.0]), "its final val_loss is 3.0, and its curve ends with 9.0"),
+        (change_curve("val_loss", [None]), "some of its values are not numbers"),
+        (change_curve("loss", []), "its curves are not whole"),
+        (lambda h, c: c.pop(), "its curves are not whole"),
+        (lambda h, c: h.update(status="done"), "its status is 'done'"),
+        (lambda h, c: h.update(id="0" * 16), "it is the record of 0000"),
+        (lambda h, c: h.pop("config"), "config"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(stored, change, message):
+    path, head, curves = stored
+    change(head, curves)
+    path.write_text("\n".join(map(json.dumps, [head, *curves])))
+    with pytest.raises(LabError, match=message):
+        read(path)
+
+
+def test_every_committed_record_is_readable():
+    paths = list((Path(__file__).parents[3] / "results").glob("*/cells/*.jsonl"))
+    assert len(paths) > 100
+    for path in paths:
+        read(path)

@@ -28,11 +28,18 @@ def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_pa
     record = records.read(path)
     assert str(Path(record.config["data"]).parent) == "."  # without the folder on this machine
     record.final["val_loss"] += 1e-12
+    record.curves["val_loss"][1][-1] += 1e-12
     records.write(out, record, "x")
     assert main(["study", "--replay", str(out), "--device", "cpu", "--workers", "2"]) == 1
     said = capsys.readouterr().out
     assert said.count("the same, bit for bit") == 1  # workers have other numbers of threads
     assert "another result, -1.00e-12 in validation loss" in said
+    assert "1 cells differ." in said
+    path.write_text(path.read_text().replace("finished", "finishes"))
+    assert main(["study", "--replay", str(out), "--device", "cpu"]) == 1
+    said = capsys.readouterr().out
+    assert f"{path} cannot be read" in said
+    assert "All other cells gave the same results. 1 records cannot be read." in said
     assert main(["study", "--replay", str(out), "--limit-minutes", "1"]) == 1
     assert (
         "A replay runs what its folder says, on this machine and to its end"

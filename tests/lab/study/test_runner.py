@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import signal
 import subprocess
 import sys
@@ -13,12 +15,16 @@ import pytest
 from fakes import record_files
 
 from normcontrol.lab.cli.main import main
-from normcontrol.lab.errors import LabError
+from normcontrol.lab.errors import Busy, LabError
+from normcontrol.lab.files import locked
 from normcontrol.lab.studies.opening import begin, open_folder
-from normcontrol.lab.study import worker
+from normcontrol.lab.study import records, worker
+from normcontrol.lab.study.cells import identity
 from normcontrol.lab.study.records import write
 from normcontrol.lab.study.runner import Runner
 from normcontrol.lab.training import metrics
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.run_folder import opened
 
 
 def command(study: str, out: Path) -> list[str]:
@@ -107,6 +113,136 @@ def test_failed_runs_are_kept_and_tried_again_and_diverged_ones_are_kept(
     assert sorted(r.status for r in ledger.results().values()) == ["diverged", "finished"]
     monkeypatch.setattr(worker, "train", None)  # would fail if anything were run again
     assert Runner(ledger, device="cpu").run().left == 0
+
+
+def test_cells_that_failed_are_counted_named_and_continued(study, tmp_path, capsys, monkeypatch):
+    out, arguments = tmp_path / "out", ["--device", "cpu", "--only", "seed=0"]
+    base = Config.load(tmp_path / "base.json")
+    base.with_(steps=13).save(tmp_path / "base.json")
+    (tmp_path / "mine.py").write_text(
+        (tmp_path / "mine.py").read_text().replace("checkpoint_every=0", "checkpoint_every=4")
+    )
+
+    def fails(config, folder, *, display, **options):
+        def shown(status):
+            if status.step == 10 and config.optim.weight_decay == 1.0:
+                raise OSError(errno.EIO, "Input/output error")
+
+        return train(config, folder, display=shown, **options)
+
+    train = worker.train
+    monkeypatch.setattr(worker, "train", fails)
+    assert main(["study", study, "--out", str(out), *arguments]) == 1
+    said = capsys.readouterr().out
+    assert "AdamW weight_decay=1 seed=0 failed: Input/output error. Check the disk" in said
+    assert said.splitlines()[-1] == (
+        f"1 of 2 cells failed, in {out}. The same command goes on with them, from their last "
+        "checkpoints."
+    )
+    (kept,) = (out / "work").iterdir()
+    assert len(list(kept.glob("checkpoints/*.pt"))) == 2
+    seen = []
+
+    def counts(config, folder, *, display, **options):
+        return train(config, folder, display=lambda s: seen.append(s.step), **options)
+
+    monkeypatch.setattr(worker, "train", counts)
+    assert main(["study", study, "--out", str(out), *arguments]) == 0
+    assert "All 2 cells are finished" in capsys.readouterr().out.splitlines()[-1]
+    assert seen == [9, 10, 11, 12, 13]
+    assert not (out / "work").exists()
+
+
+def test_a_run_is_deleted_only_after_its_record_is_on_the_disk(study, tmp_path, monkeypatch):
+    ledger = begin(tmp_path / "out", study, "tiny")
+
+    def full(path, content):
+        raise LabError(f"{path}: No space left on device")
+
+    monkeypatch.setattr(records, "write_text", full)
+    with pytest.raises(LabError, match="No space left"):
+        Runner(ledger, device="cpu").run()
+    (kept,) = (ledger.out / "work").iterdir()
+    assert metrics.read(kept)[-1]["step"] == 12
+    monkeypatch.undo()
+    assert Runner(ledger, device="cpu", only=("seed=0",)).run().left == 0
+    assert not (ledger.out / "work").exists()
+
+
+def test_a_second_command_on_a_study_is_refused_and_a_live_run_is_left_alone(
+    study, tmp_path, config, capsys
+):
+    config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
+    out = tmp_path / "out"
+    again = ["study", study, "--out", str(out), "--device", "cpu"]
+    process = subprocess.Popen(command(study, out), stdout=subprocess.PIPE, text=True)
+    try:
+        while process.poll() is None and not any(
+            len(metrics.read(folder)) > 5 for folder in (out / "work").glob("*")
+        ):
+            time.sleep(0.02)
+        for words in (again, [*again, "--only", "seed=0"]):
+            assert main(words) == 1
+            said = capsys.readouterr()
+            assert f"Another command is running the study in {out}" in said.err
+            assert "finished" not in said.out
+        assert process.poll() is None
+        assert len(list((out / "work").glob("*/metrics.jsonl"))) == 1
+    finally:
+        process.kill()
+        process.communicate()
+    assert (out / ".lock").exists()
+    config.save(tmp_path / "base.json")  # the lock that the killed process left blocks nothing
+    assert Runner(begin(out, study, "tiny"), device="cpu", only=("seed=0",)).run().left == 0
+
+
+def test_commands_for_some_of_the_cells_run_side_by_side_but_not_on_the_same_cell(study, tmp_path):
+    ledger = begin(tmp_path / "out", study, "tiny")
+    (cell,) = [
+        c for c in ledger.cells(ledger.results()) if c.label == "AdamW weight_decay=1 seed=1"
+    ]
+    folder = ledger.run_folder(identity(cell.config, ledger.data_of(cell.config)), cell)
+    with locked(make_out(ledger) / ".lock", "", shared=True), opened(folder, resume=False):
+        assert Runner(ledger, device="cpu", only=("seed=0",)).run().left == 0
+        with pytest.raises(Busy, match="Another process is writing to"):
+            Runner(ledger, device="cpu", only=("weight_decay=1 seed=1",)).run()
+        with pytest.raises(Busy, match="give each its own cells with --only"):
+            Runner(ledger, device="cpu").run()
+
+
+def make_out(ledger) -> Path:
+    ledger.out.mkdir()
+    return ledger.out
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_killed_study_end_with_it(study, tmp_path, config):
+    config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
+    out = tmp_path / "out"
+    process = subprocess.Popen([*command(study, out), "--workers", "2"])
+    runs = []
+    while process.poll() is None and len(runs) < 2:
+        runs = [f for f in (out / "work").glob("*") if len(metrics.read(f)) > 5]
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    for folder in runs:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Busy), locked(folder / ".lock", "held"):
+                break
+            time.sleep(0.05)
+        with locked(folder / ".lock", "a worker is still running"):
+            pass
+
+
+def test_a_study_that_could_not_start_leaves_nothing_in_the_way(study, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["study", study, "--out", str(out), "--device", "cpu", "--only", "seed=0"]
+    assert main([*arguments, "--scale", "small", "--data", str(tmp_path / "nowhere")]) == 1
+    assert "is not prepared data" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(arguments) == 0
 
 
 def test_ctrl_c_saves_the_cell_that_is_running(study, tmp_path, config):

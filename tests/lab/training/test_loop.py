@@ -18,7 +18,7 @@ from normcontrol.lab.training.loop import evaluate, train
 from normcontrol.lab.training.model import GPT
 from normcontrol.lab.training.optimizers import lr_at
 from normcontrol.lab.training.parallel import World
-from normcontrol.lab.training.run_folder import ENVIRONMENT, locked
+from normcontrol.lab.training.run_folder import ENVIRONMENT, opened
 from normcontrol.schedule import lr_squared_times
 
 
@@ -151,7 +151,10 @@ def test_a_run_is_not_overwritten_or_written_by_two_processes(config, tmp_path):
         LabError, match=r"already contains a run. Resume it with `normcontrol train --resume"
     ):
         train(config, tmp_path / "run")
-    with locked(tmp_path / "run"), pytest.raises(LabError, match="Another process is writing to"):
+    with (
+        opened(tmp_path / "run", resume=True),
+        pytest.raises(LabError, match="Another process is writing to"),
+    ):
         train(config, tmp_path / "run", resume=True)
 
 
@@ -221,6 +224,21 @@ def test_after_five_such_steps_in_a_row_it_stops_and_saves_the_batches(
     record = torch.load(tmp_path / "run" / "not-finite.pt", weights_only=True)
     assert [entry["step"] for entry in record] == [4, 5, 6, 7, 8]
     assert record[0]["tokens"].shape == (8, 32)
+
+
+def test_a_run_resumed_amid_such_steps_stops_where_it_would_have_stopped(
+    config, tmp_path, monkeypatch
+):
+    Poison(monkeypatch, range(3, 100))
+
+    def interrupt(status):
+        if status.step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", display=interrupt)
+    with pytest.raises(LabError, match="not finite in 5 steps in a row, 3 to 7"):
+        train(config, tmp_path / "run", resume=True)
 
 
 @pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="this CPU has bf16 units")

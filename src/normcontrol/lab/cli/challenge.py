@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from normcontrol.lab.cli.flags import PresetName, given, parse, say, start
+from normcontrol.lab.cli.flags import PresetName, given, parse, say, start, unhindered
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.ranges import Count
 from normcontrol.lab.training.config import Config
@@ -60,7 +60,7 @@ def train(flags: Challenge, names: Sequence[str], out: Path) -> Outcome:
     """Run the cells of the challenge that are not finished."""
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.studies import challenge
-    from normcontrol.lab.studies.opening import begin, open_folder
+    from normcontrol.lab.studies.opening import begin
     from normcontrol.lab.study.runner import Runner
     from normcontrol.lab.training.parallel import join
 
@@ -68,8 +68,11 @@ def train(flags: Challenge, names: Sequence[str], out: Path) -> Outcome:
     settings = challenge.settings_of(flags.config, flags.arms, flags.seeds)
     challenge.check_settings(settings, [name for name in names if name in flags.config.flat()])
     world = join(device)
-    ledger = begin(out, challenge.NAME, "", settings=settings) if world.first else None
-    world.wait()
+    if not world.first:
+        world.wait()  # the first process may have to prepare the data
+    ledger = begin(out, challenge.NAME, "", settings=settings)
+    if world.first:
+        world.wait()
     with Board() as board:
 
         def name(label: str) -> str:
@@ -78,9 +81,9 @@ def train(flags: Challenge, names: Sequence[str], out: Path) -> Outcome:
         if flags.seeds == 1:
             board.plan(*(arm.name for arm in challenge.all_arms(flags.arms)))
         return Runner(
-            ledger or open_folder(out),
+            ledger,
             device=device,
-            show=lambda label, status: board.show(name(label), status),
+            show=unhindered(lambda label, status: board.show(name(label), status)),
         ).run()
 
 
@@ -104,8 +107,11 @@ def refuse_failures(ledger: Ledger) -> None:
     """Raise an error if a run failed, or if no run of the baseline ended with a norm to use."""
     done = ledger.results()
     ended = {cell.label: record for cell in ledger.cells(done) if (record := done.of(cell))}
-    for label, record in ended.items():
-        if record.status == "failed":
-            raise LabError(f"{label} failed: {record.error} The same command tries it again.")
+    failed = [label for label, record in ended.items() if record.status == "failed"]
+    if failed:
+        raise LabError(
+            f"{len(failed)} of {len(ended)} runs failed. {failed[0]}: {ended[failed[0]].error} The "
+            "same command goes on from the last checkpoint."
+        )
     if not any(record.good for record in ended.values()):
         raise LabError(next(iter(ended.values())).error)

@@ -6,11 +6,12 @@ in this module imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, ParamSpec, TypeVar
 
 import tyro
 
@@ -18,6 +19,7 @@ from normcontrol.lab.ranges import check_fields
 from normcontrol.lab.training.config import PRESETS, Config, preset
 
 T = TypeVar("T")
+Given = ParamSpec("Given")
 PresetName = Annotated[str, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")]
 
 
@@ -73,6 +75,17 @@ def given(args: Sequence[str]) -> list[str]:
     """
     flags = (arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg.startswith("--"))
     return [flag for flag in flags if not flag.startswith("no_")]
+
+
+def unhindered(show: Callable[Given, None]) -> Callable[Given, None]:
+    """A display that does not end the work that it shows if the output cannot be written: a full
+    disk, or a terminal that is gone. The last line of the command then says so."""
+
+    def shown(*args: Given.args, **options: Given.kwargs) -> None:
+        with contextlib.suppress(OSError):
+            show(*args, **options)
+
+    return shown
 
 
 def say(text: str) -> None:

@@ -6,12 +6,16 @@ needs neither torch nor any other package.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from normcontrol import __version__
-from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.errors import LabError, explain, nearest
 
 COMMANDS = {
     "challenge": "train AdamW, then AdamWN at AdamW's own norm, and report",
@@ -37,20 +41,65 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. The exit status is 0, 1 for a refusal, 2 for a wrong call, 130 when stopped by
     hand."""
     args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with threads_of_others():
+            status = run(args)
+        sys.stdout.flush()
+        return status
+    except LabError as error:
+        return refuse(str(error))
+    except BrokenPipeError:  # the reader of the output, such as head, has ended
+        discard_output()
+        return 1
+    except OSError as error:
+        # Errors of files name the file. One that names none comes from the output.
+        return refuse(explain(error, Path("the output") if error.filename is None else None))
+    except KeyboardInterrupt:
+        print("normcontrol: stopped.", file=sys.stderr)
+        return 130
+
+
+def run(args: Sequence[str]) -> int:
+    """Answer a call without a command, or call the command."""
     if not args or args[0] in ("-h", "--help"):
         print(usage())
         return 0 if args else 2
     if args[0] == "--version":
         print(f"normcontrol {__version__}")
         return 0
+    return call(args[0], args[1:])
+
+
+@contextlib.contextmanager
+def threads_of_others() -> Iterator[None]:
+    """Print no traceback for an error of the disk in a thread of another library: TensorBoard and
+    rich raise it in the main thread too, where it becomes a sentence."""
+    usual = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not isinstance(args.exc_value, OSError):
+            usual(args)
+
+    threading.excepthook = hook
     try:
-        return call(args[0], args[1:])
-    except LabError as error:
-        print(f"normcontrol: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("normcontrol: stopped.", file=sys.stderr)
-        return 130
+        yield
+    finally:
+        threading.excepthook = usual
+
+
+def refuse(sentence: str) -> int:
+    print(f"normcontrol: {sentence}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try again at its end, and print a traceback
+        discard_output()
+    return 1
+
+
+def discard_output() -> None:
+    """Send what is left to print to nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def call(name: str, args: Sequence[str]) -> int:

@@ -38,7 +38,8 @@ def run(args: Sequence[str]) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from normcontrol.lab.data.corpus import source
-    from normcontrol.lab.data.prepare import MANIFEST, prepare
+    from normcontrol.lab.data.manifest import MANIFEST
+    from normcontrol.lab.data.prepare import prepare
     from normcontrol.lab.files import read_json
 
     text = source(flags.source, flags.column)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from normcontrol.lab.cli.flags import given, parse
+from normcontrol.lab.cli.flags import given, parse, unhindered
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.ranges import Count, NotNegative
 from normcontrol.lab.study.scales import Scale
 
 if TYPE_CHECKING:
     from normcontrol.lab.study.ledger import Ledger
+    from normcontrol.lab.study.runner import Outcome
 
 Folders = Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR [DIR ...]")]
 Texts = Annotated[tuple[str, ...], tyro.conf.arg(metavar="TEXT [TEXT ...]")]
@@ -88,8 +89,10 @@ def run(args: Sequence[str]) -> int:
 def train(flags: Study, ledger: Ledger) -> int:
     """Run the cells of a study that are not finished."""
     from normcontrol.lab.report.study_progress import progress
-    from normcontrol.lab.study.runner import BY_HAND, Runner
+    from normcontrol.lab.study.runner import Runner
 
+    for problem in ledger.results().problems:
+        print(problem)
     with progress() as shown:
         outcome = Runner(
             ledger,
@@ -98,18 +101,34 @@ def train(flags: Study, ledger: Ledger) -> int:
             on=flags.on,
             only=flags.only,
             limit_minutes=flags.limit_minutes,
-            show=shown.show,
-            finished=shown.finished,
+            show=unhindered(shown.show),
+            finished=unhindered(shown.finished),
         ).run()
+    return summary(outcome, ledger.out)
+
+
+def summary(outcome: Outcome, out: Path) -> int:
+    """Print how a study ended. The exit status is 0 only if no cell failed."""
+    from normcontrol.lab.study.runner import BY_HAND
+
+    for label, error in outcome.failed.items():
+        print(f"{label} failed: {error}")
+    failed = f"{len(outcome.failed)} of {outcome.done + outcome.left} cells failed"
     if outcome.stopped:
         print(
             f"Stopped ({outcome.stopped}) with {outcome.done} cells finished and {outcome.left} or "
-            "more left. To continue, give the same command again."
+            f"more left{f'; {failed}' if outcome.failed else ''}. To continue, give the same "
+            "command again."
         )
-        return 130 if outcome.stopped == BY_HAND else 0
+        return 130 if outcome.stopped == BY_HAND else int(bool(outcome.failed))
+    if outcome.failed:
+        print(
+            f"{failed}, in {out}. The same command goes on with them, from their last checkpoints."
+        )
+        return 1
     print(
-        f"All {outcome.done} cells are finished, in {ledger.out}. What they show: normcontrol "
-        f"verdict {ledger.out}"
+        f"All {outcome.done} cells are finished, in {out}. What they show: normcontrol verdict "
+        f"{out}"
     )
     return 0
 
@@ -136,9 +155,14 @@ def repeat(flags: Study, names: Sequence[str]) -> int:
     ledger = begin(  # refuses other data
         folder, before.name, before.scale, flags.data, flags.also_validate, before.settings
     )
+    problems = ledger.results().problems
+    for problem in problems:
+        print(problem)
     differ = 0
     for comparison in replay(ledger, flags.device, flags.only, flags.workers):
         print(comparison, flush=True)
         differ += not comparison.same
-    print("All cells gave the same results." if not differ else f"{differ} cells differ.")
-    return 1 if differ else 0
+    damaged = f" {len(problems)} records cannot be read." if problems else ""
+    same = f"All {'other ' if problems else ''}cells gave the same results."
+    print((f"{differ} cells differ." if differ else same) + damaged)
+    return 1 if differ or problems else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normcontrol.lab.cli.flags import PresetName, given, parse, say, start
+from normcontrol.lab.cli.flags import PresetName, given, parse, say, start, unhindered
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.config import Config
 
@@ -57,7 +57,7 @@ def run(args: Sequence[str]) -> int:
                 flags.config,
                 out,
                 resume=bool(flags.resume),
-                display=lambda status: board.show(out.name, status),
+                display=unhindered(lambda status: board.show(out.name, status)),
             )
     finally:
         leave()

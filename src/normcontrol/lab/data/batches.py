@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from normcontrol.lab import seeds
-from normcontrol.lab.data import corpus, prepare
+from normcontrol.lab.data import corpus, manifest, prepare
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import largest, read_json, sha256
+from normcontrol.lab.files import largest, sha256
 
 Tokens = npt.NDArray[Any]
 
@@ -39,6 +39,10 @@ class Dataset:
     val: list[Tokens]
     digest: str
     """SHA-256 of the SHA-256 hashes of all shards. It identifies the data."""
+    val_digest: str
+    """The same of the validation split alone."""
+    tokenizer_sha256: str | None = None
+    """The checksum of a trained tokenizer's file."""
 
 
 def load(
@@ -52,9 +56,9 @@ def load(
     folder = Path(given).expanduser()
     if given == "python":
         folder = cache / f"python-{sys.version.split()[0]}-{tokenizer.replace(':', '')}"
-        if not (folder / prepare.MANIFEST).exists():
-            prepare.prepare(corpus.embedded(), folder, tokenizer, progress=progress)
-    if (folder / prepare.MANIFEST).exists():
+        if not (folder / manifest.MANIFEST).exists():
+            prepare.prepare(corpus.embedded(), folder, tokenizer, progress=progress, wait=True)
+    if (folder / manifest.MANIFEST).exists():
         return _prepared(folder)
     if (folder / "train.bin").exists() and (folder / "val.bin").exists():
         return _nanogpt(folder)
@@ -64,72 +68,73 @@ def load(
             "again: it continues where it stopped."
         )
     raise LabError(
-        f"{given!r} is not prepared data: there is no {prepare.MANIFEST} in it, and no train.bin "
+        f"{given!r} is not prepared data: there is no {manifest.MANIFEST} in it, and no train.bin "
         f"and val.bin. Prepare it with `normcontrol prepare TEXT --out {given}`."
     )
 
 
 def _prepared(folder: Path) -> Dataset:
-    """Data that `normcontrol prepare` made. All shards are compared with their checksums."""
-    manifest = read_json(folder / prepare.MANIFEST)
-    entries = [entry for split in prepare.SPLITS for entry in manifest["splits"][split]["shards"]]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda entry: _verify(folder, entry), entries))
-    for entry in entries:
-        _check_ids(folder / entry["file"], entry["max"], manifest["vocab"])
-
-    def shards(split: str) -> list[Tokens]:
-        return [
-            np.memmap(folder / entry["file"], manifest["dtype"], "r")
-            for entry in manifest["splits"][split]["shards"]
-        ]
-
-    digest = hashlib.sha256("".join(entry["sha256"] for entry in entries).encode()).hexdigest()
-    return Dataset(
-        folder, manifest["tokenizer"], manifest["vocab"], shards("train"), shards("val"), digest
+    """Data that `normcontrol prepare` made. The manifest and all shards are verified."""
+    about = manifest.read(folder)
+    dtype = manifest.DTYPES[about["dtype"]]
+    entries = {split: about["splits"][split]["shards"] for split in manifest.SPLITS}
+    train, val = (
+        [_tokens(folder / entry["file"], dtype) for entry in entries[split]]
+        for split in manifest.SPLITS
     )
+    return Dataset(
+        folder,
+        about["tokenizer"],
+        about["vocab"],
+        train,
+        val,
+        _digest([entry["sha256"] for split in manifest.SPLITS for entry in entries[split]]),
+        _digest([entry["sha256"] for entry in entries["val"]]),
+        about.get("tokenizer_sha256"),
+    )
+
+
+def _tokens(path: Path, dtype: Any) -> Tokens:
+    return np.memmap(path, dtype, "r")
+
+
+def _digest(hashes: list[str]) -> str:
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def _nanogpt(folder: Path) -> Dataset:
     """nanoGPT's train.bin and val.bin: flat uint16 ids of GPT-2's BPE."""
     paths = [folder / "train.bin", folder / "val.bin"]
-    for path in paths:
-        if path.stat().st_size == 0 or path.stat().st_size % 2:
-            raise LabError(
-                f"{path} has {path.stat().st_size} bytes: uint16 ids need an even number above 0. "
-                "It may be truncated: copy it again."
-            )
-    train, val = (np.memmap(path, "<u2", "r") for path in paths)
-    for path in paths:
-        _check_ids(path, largest(path, "<u2"), 50257)
-    digest = hashlib.sha256("".join(sha256(path) for path in paths).encode()).hexdigest()
-    return Dataset(folder, "gpt2", 50257, [train], [val], digest)
+    train, val = map(_uint16, paths)
+    hashes = [sha256(path) for path in paths]
+    return Dataset(folder, "gpt2", 50257, [train], [val], _digest(hashes), _digest(hashes[1:]))
+
+
+def _uint16(path: Path) -> Tokens:
+    """A flat file of uint16 ids of GPT-2's BPE."""
+    size = path.stat().st_size
+    if size == 0 or size % 2:
+        raise LabError(
+            f"{path} has {size} bytes: uint16 ids need an even number above 0. It may be "
+            "truncated: copy it again."
+        )
+    manifest.check_ids(path, largest(path, "<u2"), 50257)
+    return _tokens(path, "<u2")
 
 
 def load_validation(given: str, like: Dataset) -> tuple[str, list[Tokens], str]:
     """The name, tokens and digest of another validation split. It must have the tokenizer of
     ``like``."""
     folder = Path(given).expanduser()
-    if (folder / prepare.MANIFEST).exists():
+    if (folder / manifest.MANIFEST).exists():
         dataset = _prepared(folder)
-        name, tokens, made_by = folder.name, dataset.val, dataset.tokenizer
-        digest = hashlib.sha256(
-            "".join(
-                e["sha256"] for e in read_json(folder / prepare.MANIFEST)["splits"]["val"]["shards"]
-            ).encode()
-        )
+        tokens, made_by, digest = dataset.val, dataset.tokenizer, dataset.val_digest
     elif (folder / "val.bin").exists():
         path = folder / "val.bin"
-        _check_ids(path, largest(path, "<u2"), 50257)
-        name, tokens, made_by, digest = (
-            folder.name,
-            [np.memmap(path, "<u2", "r")],
-            "gpt2",
-            hashlib.sha256(sha256(path).encode()),
-        )
+        tokens, made_by, digest = [_uint16(path)], "gpt2", _digest([sha256(path)])
     else:
         raise LabError(
-            f"There is no {prepare.MANIFEST} and no val.bin in {given!r}, so it has no validation "
+            f"There is no {manifest.MANIFEST} and no val.bin in {given!r}, so it has no validation "
             "split. Give a folder with one of them."
         )
     if made_by != like.tokenizer or (
@@ -140,29 +145,7 @@ def load_validation(given: str, like: Dataset) -> tuple[str, list[Tokens], str]:
             f"{like.tokenizer} from {like.folder}: their ids stand for different texts. Prepare "
             "both with the same tokenizer, gpt2 for example."
         )
-    return name, tokens, digest.hexdigest()
-
-
-def _verify(folder: Path, entry: dict[str, Any]) -> None:
-    path = folder / entry["file"]
-    if not path.exists():
-        raise LabError(
-            f"The shard {path} is missing, though {prepare.MANIFEST} lists it. Restore it, or "
-            "prepare the data again."
-        )
-    if sha256(path) != entry["sha256"]:
-        raise LabError(
-            f"The shard {path} was changed after it was written: its checksum differs. Restore it "
-            "from a copy, or prepare the data again."
-        )
-
-
-def _check_ids(path: Path, highest: int, vocab: int) -> None:
-    if highest >= vocab:
-        raise LabError(
-            f"{path} contains the token id {highest}, outside the vocabulary of {vocab}. It was "
-            "made with another tokenizer than stated. Prepare the data again with the right one."
-        )
+    return folder.name, tokens, digest
 
 
 class Batches:

@@ -7,6 +7,7 @@ journal and ends in the same bytes. This file may not know about training.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import time
@@ -20,15 +21,25 @@ from typing import Any
 import numpy as np
 
 from normcontrol.lab.data.corpus import Piece, Source
-from normcontrol.lab.data.tokenizer import Ids, Tokenizer, make, stored
+from normcontrol.lab.data.manifest import DTYPES, FORMAT, MANIFEST, SPLITS
+from normcontrol.lab.data.tokenizer import Ids, Tokenizer, digest, make, stored
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import largest, read_json, sha256, sync, sync_folder, write_json
+from normcontrol.lab.files import (
+    append,
+    claimed,
+    flush,
+    largest,
+    move,
+    read_json,
+    sha256,
+    truncate,
+    write_json,
+)
 from normcontrol.lab.ranges import Count, Share, check_value
 
-MANIFEST, JOURNAL = "manifest.json", "journal.json"
+JOURNAL = "journal.json"
 TASK = 1 << 20  # characters that a thread encodes in one task
 TRAINED_ON = 1 << 26  # largest number of characters that a BPE is trained on
-SPLITS = ("train", "val")
 
 Progress = Callable[[int, int, int], None]
 """Called with the bytes of the source read so far, their total, and the tokens written so far."""
@@ -36,68 +47,88 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass
 class Shards:
-    """The shards of one split while they are written. All but the last are finished: hashed, and
-    renamed from ``.bin.part`` to ``.bin``."""
+    """The shards of one split while they are written. All but the last are finished: fsynced, and
+    renamed from ``.bin.part`` to ``.bin``. Tokens are hashed before they are written."""
 
     folder: Path
     split: str
     dtype: np.dtype[Any]
     limit: int
     done: list[dict[str, Any]] = field(default_factory=list)
-    tokens: int = 0  # in the unfinished shard
+    # Of the unfinished shard:
+    tokens: int = 0
+    highest: int = 0
+    hashed: Any = field(default_factory=hashlib.sha256)
 
     @property
     def part(self) -> Path:
         """The path of the unfinished shard."""
         return self.folder / f"{self.split}-{len(self.done):05d}.bin.part"
 
-    def restart(self, done: list[dict[str, Any]], tokens: int) -> None:
+    def restart(self, done: list[dict[str, Any]], tokens: int, digest: str | None = None) -> None:
         """Return to the state that the journal recorded. Everything that was written later is
         deleted, finished shards too."""
         self.done, self.tokens = done, tokens
         finished = self.part.with_suffix("")
         if tokens:
             if finished.exists():
-                finished.replace(self.part)
-            os.truncate(self.part, tokens * self.dtype.itemsize)
+                move(finished, self.part)
+            self._reopen(digest)
         recorded = {entry["file"] for entry in done} | ({self.part.name} if tokens else set())
         for path in self.folder.glob(f"{self.split}-*.bin*"):
             if path.name not in recorded:
                 path.unlink()
 
+    def _reopen(self, digest: str | None) -> None:
+        """Cut the unfinished shard to what the journal recorded, and hash it."""
+        size = self.tokens * self.dtype.itemsize
+        if (
+            not self.part.exists()
+            or self.part.stat().st_size < size
+            or digest not in (None, sha256(self.part, size))
+        ):
+            raise LabError(
+                f"The unfinished shard {self.part} was changed or deleted after the preparation "
+                f"was stopped. Delete {self.folder}, and prepare the data again."
+            )
+        truncate(self.part, size)
+        self.highest = largest(self.part, self.dtype)
+        with self.part.open("rb") as file:
+            while block := file.read(1 << 20):
+                self.hashed.update(block)
+
     def add(self, ids: Ids) -> None:
         """Append tokens, and begin a new shard whenever one is full."""
         while len(ids):
             fitting, ids = ids[: self.limit - self.tokens], ids[self.limit - self.tokens :]
-            with self.part.open("ab") as file:
-                file.write(fitting.astype(self.dtype).tobytes())
+            block = fitting.astype(self.dtype).tobytes()
+            append(self.part, block)
+            self.hashed.update(block)
+            self.highest = max(self.highest, int(fitting.max()))
             self.tokens += len(fitting)
             if self.tokens == self.limit:
                 self.finish()
 
-    def flush(self) -> None:
-        """Make sure that all tokens are on the disk."""
+    def recorded(self) -> tuple[list[dict[str, Any]], int, str]:
+        """What the journal records, after all tokens are on the disk."""
         if self.tokens:
-            with self.part.open("ab") as file:
-                sync(file)
+            flush(self.part)
+        return self.done, self.tokens, self.hashed.hexdigest()
 
     def finish(self) -> None:
-        """Hash and rename the unfinished shard, if there is one."""
+        """Rename the unfinished shard, if there is one."""
         if not self.tokens:
             return
-        self.flush()
         path = self.part.with_suffix("")
-        highest = largest(self.part, self.dtype)
         entry = {
             "file": path.name,
             "tokens": self.tokens,
-            "sha256": sha256(self.part),
-            "max": highest,
+            "sha256": self.hashed.hexdigest(),
+            "max": self.highest,
         }
-        self.part.replace(path)
-        sync_folder(self.folder)
+        move(self.part, path)
         self.done.append(entry)
-        self.tokens = 0
+        self.tokens, self.highest, self.hashed = 0, 0, hashlib.sha256()
 
 
 def prepare(
@@ -107,11 +138,27 @@ def prepare(
     val_fraction: float = 0.01,
     shard_tokens: int = 100_000_000,
     progress: Progress = lambda read, total, tokens: None,
+    wait: bool = False,
 ) -> Path:
     """Tokenize ``source`` into shards in the folder ``out``, and return ``out``. A preparation that
-    was stopped is continued."""
+    was stopped is continued. If another process is preparing the same data, that is an error, or
+    with ``wait`` this one waits and uses what the other has made."""
+    held = f"Another process is preparing data in {out}. Wait until it ends, or give another --out."
+    with claimed(out, held, (JOURNAL, MANIFEST), wait=wait):
+        if not (wait and (out / MANIFEST).exists()):
+            _prepare(source, out, tokenizer, val_fraction, shard_tokens, progress)
+    return out
+
+
+def _prepare(
+    source: Source,
+    out: Path,
+    tokenizer: str,
+    val_fraction: float,
+    shard_tokens: int,
+    progress: Progress,
+) -> None:
     _check_arguments(out, val_fraction, shard_tokens)
-    out.mkdir(parents=True, exist_ok=True)
     every = round(1 / val_fraction)
     settings = {
         "source": source.name,
@@ -122,7 +169,7 @@ def prepare(
     }
     journal = _journal(out, settings)
     encoder = _tokenizer(out, journal, tokenizer, source, every)
-    dtype = np.dtype("<u2" if encoder.size <= 1 << 16 else "<u4")
+    dtype = DTYPES["uint16" if encoder.size <= 1 << 16 else "uint32"]
     shards = {split: Shards(out, split, dtype, shard_tokens) for split in SPLITS}
     for split, own in shards.items():
         own.restart(*journal["splits"].get(split, ([], 0)))
@@ -141,9 +188,8 @@ def prepare(
     _check_count(source, pieces, every)
     for own in shards.values():
         own.finish()
-    write_json(out / MANIFEST, _manifest(source, encoder, shards, every, pieces))
+    write_json(out / MANIFEST, _manifest(source, encoder, shards, every, pieces, digest(out)))
     (out / JOURNAL).unlink(missing_ok=True)
-    return out
 
 
 def _check_arguments(out: Path, val_fraction: float, shard_tokens: int) -> None:
@@ -168,12 +214,18 @@ def _check_count(source: Source, pieces: int, every: int) -> None:
 
 
 def _manifest(
-    source: Source, encoder: Tokenizer, shards: dict[str, Shards], every: int, pieces: int
+    source: Source,
+    encoder: Tokenizer,
+    shards: dict[str, Shards],
+    every: int,
+    pieces: int,
+    tokenizer_sha256: str | None,
 ) -> dict[str, Any]:
     """The content of ``manifest.json``."""
     return {
-        "format": 1,
+        "format": FORMAT,
         "tokenizer": encoder.name,
+        "tokenizer_sha256": tokenizer_sha256,
         "vocab": encoder.size,
         "end": encoder.end,
         "dtype": shards["train"].dtype.name,
@@ -197,7 +249,7 @@ def _journal(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     error."""
     if not (out / JOURNAL).exists():
         return {"pieces": 0, "splits": {}}
-    journal = read_json(out / JOURNAL)
+    journal = read_json(out / JOURNAL, "asked", "pieces", "splits")
     for key, value in settings.items():
         if journal["asked"][key] != value:
             raise LabError(
@@ -212,10 +264,16 @@ def _write_journal(
     out: Path, settings: dict[str, Any], shards: dict[str, Shards], pieces: int
 ) -> None:
     """Flush the shards to the disk, then record their state."""
-    for own in shards.values():
-        own.flush()
-    splits = {split: (own.done, own.tokens) for split, own in shards.items()}
-    write_json(out / JOURNAL, {"asked": settings, "pieces": pieces, "splits": splits})
+    splits = {split: own.recorded() for split, own in shards.items()}
+    write_json(
+        out / JOURNAL,
+        {
+            "asked": settings,
+            "pieces": pieces,
+            "splits": splits,
+            "tokenizer_sha256": digest(out),
+        },
+    )
 
 
 def _tokenizer(
@@ -224,7 +282,7 @@ def _tokenizer(
     """The tokenizer by name. One that has to be trained is trained once, on the documents that are
     not for validation."""
     if journal["pieces"]:
-        return stored(name, out)
+        return stored(name, out, journal.get("tokenizer_sha256"))
 
     def texts() -> Iterator[str]:
         seen = 0

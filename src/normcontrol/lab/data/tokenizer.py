@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.files import read_text, sha256, write_text
 
 Ids = npt.NDArray[Any]
 
@@ -112,8 +113,9 @@ class Trained:
         return cls(bpe)
 
     @classmethod
-    def load(cls, folder: Path) -> Trained:
-        """Load the tokenizer that :meth:`save` stored in a folder."""
+    def load(cls, folder: Path, digest: str | None = None) -> Trained:
+        """Load the tokenizer that :meth:`save` stored in a folder. ``digest`` is the checksum that
+        its file must have, if it is known."""
         import tokenizers
 
         path = folder / cls.FILE
@@ -122,7 +124,17 @@ class Trained:
                 f"{folder} was made with a trained BPE, but its {cls.FILE} is missing. Restore it, "
                 "or prepare the data again."
             )
-        return cls(tokenizers.Tokenizer.from_file(str(path)))
+        try:
+            if digest not in (None, sha256(path)):
+                raise ValueError("its checksum differs")
+            return cls(tokenizers.Tokenizer.from_str(read_text(path)))
+        except LabError:
+            raise
+        except Exception as error:  # tokenizers raises plain exceptions
+            raise LabError(
+                f"The tokenizer {path} was changed after it was written ({error}). Restore it from "
+                "a copy, or prepare the data again."
+            ) from None
 
     def encode(self, text: str) -> Ids:
         return np.asarray(self.bpe.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
@@ -131,7 +143,7 @@ class Trained:
         return self.bpe.decode([i for i in ids if i < self.size])
 
     def save(self, folder: Path) -> None:
-        self.bpe.save(str(folder / self.FILE))
+        write_text(folder / self.FILE, self.bpe.to_str(pretty=True))
 
 
 def make(name: str, texts: Iterable[str]) -> Tokenizer:
@@ -154,6 +166,13 @@ def make(name: str, texts: Iterable[str]) -> Tokenizer:
     )
 
 
-def stored(name: str, folder: Path) -> Tokenizer:
-    """The tokenizer with which the data in ``folder`` was made."""
-    return Trained.load(folder) if name.startswith("bpe:") else make(name, ())
+def stored(name: str, folder: Path, digest: str | None = None) -> Tokenizer:
+    """The tokenizer with which the data in ``folder`` was made. ``digest`` is the checksum of its
+    file, if it is known."""
+    return Trained.load(folder, digest) if name.startswith("bpe:") else make(name, ())
+
+
+def digest(folder: Path) -> str | None:
+    """The checksum of the file of a trained tokenizer; None if there is none in the folder."""
+    path = folder / Trained.FILE
+    return sha256(path) if path.exists() else None

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from normcontrol.lab.files import write_text
 from normcontrol.lab.text import printable
 
 WEB = Path(__file__).parent / "web"
@@ -103,7 +104,7 @@ class Page:
 """
 
     def write(self, path: Path) -> Path:
-        path.write_text(self.render(), encoding="utf-8")
+        write_text(path, self.render())
         return path
 
     def _figures(self) -> str:

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from normcontrol import constant, linear
+from normcontrol.lab.report.figure_files import save
 from normcontrol.lab.report.page import COLOURS
 from normcontrol.lab.text import printable, wrapped
 
@@ -139,12 +140,8 @@ def _shown(name: str) -> str:
 def _save(figure: Figure, paths: tuple[Path, ...]) -> None:
     for path in paths:
         # No date in the file: the same runs give the same bytes.
-        figure.savefig(
-            path,
-            dpi=150,
-            facecolor="white",
-            metadata={"CreationDate": None} if path.suffix == ".pdf" else {},
-        )
+        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
+        save(figure, path, dpi=150, facecolor="white", metadata=metadata)
 
 
 def _style(ink: str, faint: str) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from normcontrol.lab.report.figure_files import save
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.optimizers import is_controlled, known_name, lr_at, target_at
 
@@ -54,4 +55,4 @@ def draw(config: Config, path: Path) -> None:
         ax.set(title=name, xlabel="step")
         ax.grid(linewidth=0.5)
     figure.suptitle(f"{config.optim.optimizer}, {config.run.steps:,} steps")
-    figure.savefig(path, dpi=130)
+    save(figure, path, dpi=130)

@@ -27,7 +27,6 @@ NOTE = (
 
 def write(ledger: Ledger, out: Path) -> Path:
     """Write index.html, figures.png and figures.pdf into ``out``; return the page."""
-    out.mkdir(parents=True, exist_ok=True)
     verdict = judge(ledger)
     if ledger.study.name == "figure1":
         panels.draw_figure_1(*(out / name for name in FIGURES))

@@ -77,7 +77,7 @@ def open_folder(out: Path) -> Ledger:
             f"{out} contains no study: there is no {STUDY} in it. Run one with `normcontrol study "
             f"NAME --out {out}`."
         )
-    stored = read_json(out / STUDY)
+    stored = read_json(out / STUDY, "study", "scale", "data", "also_validate", "digests")
     settings = stored.get("settings")
     return Ledger(
         out,
@@ -117,13 +117,13 @@ def begin(
 ) -> Ledger:
     """The folder of a study, to run: a new folder, or the folder of the same study, to continue it.
 
-    A folder with another study, or with the same study on other data, is refused.
+    A folder with another study, or with the same study on other data, is refused. Nothing is
+    written: the runner does that, when it has found the data.
     """
     if settings is None and scale not in SCALES:
         raise LabError(f"There is no scale {scale!r}. Known are {', '.join(SCALES)}.")
     ledger = Ledger(out, load(name, settings), name, scale, given, also, settings)
     if not (out / STUDY).exists():
-        ledger.save()
         return ledger
     before = open_folder(out)
     for what, old, new in (("study", before.name, name), ("scale", before.scale, scale)):

@@ -16,15 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from normcontrol.lab.training.config import Config, differences
-from normcontrol.lab.training.run_folder import FREE
+from normcontrol.lab.training.run_folder import BY_DIGEST, FREE
 
 if TYPE_CHECKING:
     from normcontrol.lab.study.claims import Claim
     from normcontrol.lab.study.records import Results
     from normcontrol.lab.study.verdict import Verdict
-
-BY_DIGEST = {"data", "tokenizer", "also_validate"}
-"""Settings that say where the data is. A run is identified by the digest of the data instead."""
 
 
 @dataclass(frozen=True)

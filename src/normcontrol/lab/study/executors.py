@@ -83,7 +83,8 @@ def _collect(running: dict[Future[Record | None], Job]) -> Finished:
         except BrokenProcessPool:
             raise LabError(
                 f"A worker was killed while it ran {job.label}; memory is the usual reason. "
-                "Finished cells are safe: give the same command again, with fewer --workers."
+                "Finished cells are safe, and the others go on from their last checkpoints: give "
+                "the same command again, with fewer --workers."
             ) from None
 
 
@@ -96,6 +97,16 @@ def _start(statuses: Any, threads: int) -> None:
     global _statuses
     _statuses = statuses
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, killed for example. Otherwise it would
+    go on with a cell whose record nobody takes, and keep it locked."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _run(job: Job) -> Record | None:

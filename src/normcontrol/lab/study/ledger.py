@@ -15,7 +15,7 @@ from typing import Any
 
 from normcontrol.lab.data import batches
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import write_json
+from normcontrol.lab.files import digest_of, read_json, write_json
 from normcontrol.lab.study.cells import Cell, Data, Study
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config
@@ -94,21 +94,20 @@ class Ledger:
         return Results.load(self.out, self.data_of)
 
     def save(self) -> None:
-        """Write ``study.json``."""
-        self.out.mkdir(parents=True, exist_ok=True)
+        """Write ``study.json``, unless it is as it should be."""
         digests = {
             key: {"digest": value.digest, "also": dict(value.also)}
             for key, value in {**self.stored, **self.digests}.items()
         }
         settings = {} if self.settings is None else {"settings": self.settings}
-        write_json(
-            self.out / STUDY,
-            {
-                "study": self.name,
-                "scale": self.scale,
-                "data": self.data,
-                "also_validate": list(self.also),
-                **settings,
-                "digests": digests,
-            },
-        )
+        content = {
+            "study": self.name,
+            "scale": self.scale,
+            "data": self.data,
+            "also_validate": list(self.also),
+            **settings,
+            "digests": digests,
+        }
+        path = self.out / STUDY
+        if not path.exists() or digest_of(read_json(path)) != digest_of(content):
+            write_json(path, content)

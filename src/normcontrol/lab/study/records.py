@@ -1,7 +1,8 @@
 """Records: the stored results of cells, one small JSONL file each, which is meant to be committed.
 
-The first line of a file says what was run, where, and how it ended; each further line is a curve. A
-file that cannot be read is named and left out. This module does not know how cells are run.
+The first line of a file says what was run, where, and how it ended, and contains the checksum of
+the rest; each further line is a curve. A file that cannot be read, or that contradicts itself, is
+named and left out. This module does not know how cells are run.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import sync
-from normcontrol.lab.study.cells import BY_DIGEST, Cell, Data, identity
+from normcontrol.lab.files import DIGEST, digest_of, read_text, write_text
+from normcontrol.lab.study.cells import Cell, Data, identity
 from normcontrol.lab.training.config import Config
-from normcontrol.lab.training.run_folder import FREE
+from normcontrol.lab.training.run_folder import BY_DIGEST, FREE
 from normcontrol.lab.training.telemetry import PREFIX
 
 CELLS = "cells"
+STATUSES = ("finished", "diverged", "failed")
 CURVES = ("loss", "val_loss", "ratio", "grad_norm", "angle", "decay")
 Curve = tuple[list[int], list[float]]
 
@@ -121,48 +123,65 @@ def _public(environment: dict[str, Any]) -> dict[str, Any]:
     changed = {
         "command": ["normcontrol", *_without_folders(environment["command"][1:])],
         "platform": environment["platform"].split("-")[0],
-    }
-    return {
-        **environment,
-        **changed,
         "data": {**environment["data"], "folder": Path(environment["data"]["folder"]).name},
     }
+    if earlier := environment.get("earlier"):
+        changed["earlier"] = [_public(one) for one in earlier]
+    return {**environment, **changed}
 
 
 def write(folder: Path, record: Record, arm: str = "") -> Path:
     """Write a record into a study's folder. An interrupted write leaves no partial file."""
     path = folder / CELLS / f"{record.id}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
     head = {key: value for key, value in vars(record).items() if key != "curves"}
     lines: list[dict[str, Any]] = [{"cell": arm, **head}]
     lines += [
         {"curve": key, "steps": steps, "values": values}
         for key, (steps, values) in record.curves.items()
     ]
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-        sync(file)
-    temporary.replace(path)
+    lines[0] = {**lines[0], DIGEST: digest_of(lines)}
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
 def read(path: Path) -> Record:
     """Read a record from its file."""
     try:
-        head, *rest = [json.loads(line) for line in path.read_text().splitlines()]
-        curves = {line["curve"]: (line["steps"], line["values"]) for line in rest}
-        if any(len(steps) != len(values) for steps, values in curves.values()) or not set(
-            CURVES
-        ) <= set(curves):
-            raise ValueError("its curves are not whole")
+        head, *rest = [json.loads(line) for line in read_text(path).splitlines()]
+        if head.pop(DIGEST, None) not in (None, digest_of([head, *rest])):
+            raise ValueError(f"its content does not match the {DIGEST} in it")
         del head["cell"]
-        return Record(**head, curves=curves)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        curves = {line["curve"]: (line["steps"], line["values"]) for line in rest}
+        record = Record(**head, curves=curves)
+        _check(path, record)
+        return record
+    except (LabError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LabError(
-            f"{path} cannot be read ({error}): it is left out. Delete it, and the study runs that "
-            "cell again."
+            f"{path} cannot be read ({error}): it is left out. The study runs that cell again, or "
+            "restore the file from a copy."
         ) from None
+
+
+def _check(path: Path, record: Record) -> None:
+    """Raise an error if a record contradicts itself or its name."""
+    if record.id != path.stem:
+        raise ValueError(f"it is the record of {record.id}")
+    if record.status not in STATUSES:
+        raise ValueError(f"its status is {record.status!r}")
+    whole = all(len(steps) == len(values) for steps, values in record.curves.values())
+    if not whole or not set(CURVES) <= set(record.curves):
+        raise ValueError("its curves are not whole")
+    numbers = [*record.final.values(), *(v for curve in record.curves.values() for v in curve[1])]
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise ValueError("some of its values are not numbers")
+    for key, final in record.final.items():
+        curve = record.curves.get(key, ([], []))[1]
+        if key == "loss" and record.skipped:
+            continue  # the loss of a skipped step is a final one, and no point of the curve
+        if curve and curve[-1] != final and not (math.isnan(curve[-1]) and math.isnan(final)):
+            raise ValueError(f"its final {key} is {final}, and its curve ends with {curve[-1]}")
+    if record.good and not record.curves["val_loss"][1]:
+        raise ValueError("it is finished, but has no validation loss")
 
 
 class Results(Mapping[str, Record]):

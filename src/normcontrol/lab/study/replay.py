@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.study.cells import BY_DIGEST, Cell
+from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.study.evidence import Evidence
 from normcontrol.lab.study.executors import local
 from normcontrol.lab.study.ledger import Ledger
 from normcontrol.lab.study.records import Record, config_of
-from normcontrol.lab.study.worker import Job
+from normcontrol.lab.study.worker import Job, discard
 from normcontrol.lab.training.device import choose
+from normcontrol.lab.training.run_folder import BY_DIGEST
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def replay(
         for job, now in execute(again(*one) for one in found.values()):
             if now is None:
                 return
+            discard(job)
             yield Comparison(job.label, found[job.id][1], now, noise)
 
 

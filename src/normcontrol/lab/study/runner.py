@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
+from normcontrol.lab.files import claimed
 from normcontrol.lab.study.cells import Cell, unique
 from normcontrol.lab.study.executors import Execute, local
-from normcontrol.lab.study.ledger import WORK, Ledger
+from normcontrol.lab.study.ledger import STUDY, WORK, Ledger
 from normcontrol.lab.study.records import Record, Results, write
-from normcontrol.lab.study.worker import Job, Show, silent
+from normcontrol.lab.study.worker import Job, Show, discard, silent
 from normcontrol.lab.training import parallel
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.device import choose, describe
@@ -29,11 +30,14 @@ BY_HAND, TIME_IS_UP = "stopped by hand", "the time is up"
 
 @dataclass
 class Outcome:
-    """How many cells are finished, how many are left, and why the runner stopped before the end."""
+    """How many cells are finished, how many are left, why the runner stopped before the end, and
+    the errors of the cells that failed, by their labels. Those are among the cells that are
+    left."""
 
     done: int
     left: int
     stopped: str = ""
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 class Runner:
@@ -67,6 +71,22 @@ class Runner:
 
     def run(self) -> Outcome:
         self.world = parallel.join(self.device)
+        with self._alone() if self.world.first else contextlib.nullcontext():
+            return self._run()
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Lock the study against a second command. Commands that run only some of the cells may
+        run side by side; each cell has a lock of its own."""
+        return claimed(
+            self.ledger.out,
+            f"Another command is running the study in {self.ledger.out}. Wait until it ends, or "
+            "stop it, and then give this command again. To share a study among several commands, "
+            "give each its own cells with --only.",
+            (STUDY,),
+            shared=bool(self.only),
+        )
+
+    def _run(self) -> Outcome:
         done = self.ledger.results()
         self._speeds = self._known_speeds(done)
         with interruptible() as interrupted, self._executor() as execute:
@@ -93,12 +113,21 @@ class Runner:
         if self.world.first:
             with contextlib.suppress(OSError):
                 (self.ledger.out / WORK).rmdir()
-        return Outcome(finished, len(cells) - finished, self.stopped)
+        failed = {
+            cell.label: record.error
+            for cell in cells.values()
+            if (record := done.of(cell)) is not None and record.status == "failed"
+        }
+        return Outcome(finished, len(cells) - finished, self.stopped, failed)
 
     def _store(self, job: Job, record: Record, done: Results) -> None:
+        """Write a record. The run itself is deleted only after that, and not if it failed: the
+        next call continues it."""
         self._tried.add(job.id)
         if self.world.first:
             write(self.ledger.out, record, job.label)
+            if record.status != "failed":
+                discard(job)
         done.add(record)
         self._speeds.append(record.seconds / _size(job.config))
 

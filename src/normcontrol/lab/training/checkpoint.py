@@ -9,17 +9,16 @@ contains.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import re
 import shutil
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import sha256, sync, sync_folder
+from normcontrol.lab.files import replacing, sha256
 
 NAME = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
 KEPT = 2
@@ -27,44 +26,27 @@ KEPT = 2
 later."""
 
 
-class _Hashing:
-    """A file object that hashes the bytes before they are written. Hashing the file afterwards
-    would not detect errors of the disk."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.digest = file, hashlib.sha256()
-
-    def write(self, block: Any) -> int:
-        self.digest.update(block)
-        return self.file.write(block)
-
-    def flush(self) -> None:
-        self.file.flush()
-
-
 def save(folder: Path, step: int, content: dict[str, Any]) -> Path:
     """Write a checkpoint, then delete all but the newest two. If it cannot be written, the earlier
     ones are kept."""
-    folder.mkdir(parents=True, exist_ok=True)
+    # The same temporary name at every attempt: what a killed process left is overwritten.
     temporary = folder / f"step-{step:08d}.tmp"
     try:
-        with temporary.open("wb") as file:
-            hashing = _Hashing(file)
-            torch.save(content, hashing)  # type: ignore[arg-type]
-            sync(file)
-        path = folder / f"step-{step:08d}-{hashing.digest.hexdigest()[:16]}.pt"
-        temporary.replace(path)
-        sync_folder(folder)
-    except (OSError, RuntimeError) as error:  # torch turns what the file raises into a RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise LabError(_cannot_write(folder, step, error)) from error
+        with replacing(folder / f"step-{step:08d}.pt", temporary) as file:
+            torch.save(content, file)  # type: ignore[arg-type]
+            file.path = folder / f"step-{step:08d}-{file.sha256[:16]}.pt"
+    except LabError as error:
+        raise LabError(_cannot_write(folder, step, error.__cause__ or error)) from error
     for old in found(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
-    return path
+    return file.path
 
 
 def _cannot_write(folder: Path, step: int, error: BaseException) -> str:
-    free = shutil.disk_usage(folder).free / 1e9
+    try:
+        free = f"{shutil.disk_usage(folder).free / 1e9:.1f} GB"
+    except OSError:  # the folder is not there
+        free = "an unknown number of GB"
     earlier = found(folder)
     intact = (
         f"The earlier checkpoint {earlier[-1].name} is intact: free some space and continue from "
@@ -74,7 +56,7 @@ def _cannot_write(folder: Path, step: int, error: BaseException) -> str:
     )
     return (
         f"The checkpoint of step {step} could not be written to {folder} ({error}). The disk has "
-        f"{free:.1f} GB free. {intact} `normcontrol train --resume {folder.parent}`."
+        f"{free} free. {intact} `normcontrol train --resume {folder.parent}`."
     )
 
 

@@ -8,12 +8,12 @@ config as JSON. This file may not import torch, and it knows nothing of how a co
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab.files import read_json, write_json
 from normcontrol.lab.ranges import (
     Average,
     Count,
@@ -182,23 +182,19 @@ class Config:
         return Config(**parts)
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        write_json(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> Config:
         """Read a config that :meth:`save` wrote. Unknown keys are an error that names them."""
-        try:
-            stored = json.loads(path.read_text())
-        except FileNotFoundError:
+        if not path.exists():
             raise LabError(
                 f"{path.parent} contains no run: there is no {path.name} in it. Give the folder of "
                 "a run."
-            ) from None
-        except ValueError as error:
-            raise LabError(
-                f"{path} is not readable as JSON ({error}): restore it from a copy, or start a new "
-                "run."
-            ) from None
+            )
+        stored = read_json(path)
+        if not all(isinstance(part, dict) for part in stored.values()):
+            raise LabError(f"{path} is not the config of a run. Restore it from a copy.")
         flat = {
             key: tuple(value) if isinstance(value, list) else value
             for part in stored.values()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from torch.optim import Optimizer
 
 from normcontrol.lab import seeds
 from normcontrol.lab.data import batches
-from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint, parallel
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import (
@@ -32,18 +30,19 @@ from normcontrol.lab.training.device import (
     precision,
 )
 from normcontrol.lab.training.loss import IGNORED
-from normcontrol.lab.training.metrics import Log
+from normcontrol.lab.training.metrics import NOTHING, Log, Mark
 from normcontrol.lab.training.model import GPT
+from normcontrol.lab.training.not_finite import BadSteps
 from normcontrol.lab.training.optimizers import build, gain_norm, lr_at, target_ratio
 from normcontrol.lab.training.options import check_used
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
-    begin,
+    check_checkpoint,
     check_same,
     describe_run,
     keep_tokenizer,
-    locked,
+    opened,
     write_config,
     write_environment,
 )
@@ -52,9 +51,6 @@ from normcontrol.lab.training.telemetry import Telemetry, effective_decay
 from normcontrol.lab.training.warm import Warm
 from normcontrol.scope import SCOPES
 from normcontrol.weights.passes import measure
-
-PATIENCE = 5
-"""A run stops after this number of consecutive steps with a loss or gradient that is not finite."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +99,14 @@ def train(
     check_used(config)
     if resume:
         check_same(out, config)
-    elif world.first:
-        begin(out, config)
-    world.wait()
-    lock = locked(out) if world.first else contextlib.nullcontext()
-    with lock, memory_advice(config), fast_kernels(device), interruptible() as interrupted:
-        cache, warm = cache or out.parent / "data", warm or Warm()
-        return _train(config, out, world, device, dtype, display, interrupted, cache, warm)
+    cache, warm = cache or out.parent / "data", warm or Warm()
+    with contextlib.ExitStack() as stack:
+        if world.first:
+            stack.enter_context(opened(out, resume))
+        stack.enter_context(memory_advice(config))
+        stack.enter_context(fast_kernels(device))
+        interrupted = stack.enter_context(interruptible())
+        return _train(config, out, world, device, dtype, display, interrupted, cache, warm, stack)
 
 
 def _train(
@@ -122,6 +119,7 @@ def _train(
     interrupted: Callable[[], bool],
     cache: Path,
     warm: Warm,
+    stack: contextlib.ExitStack,
 ) -> bool:
     """The whole run in one function, to be read from top to bottom."""
     # Data: every process reads the same shards and takes its own rows of each batch.
@@ -149,22 +147,19 @@ def _train(
 
     # Resume: load weights, optimizers and step from the newest checkpoint, and truncate the metrics
     # to their size at that checkpoint.
-    first, skipped, logged = 1, 0, 0
+    first, skipped, logged, bad = 1, 0, NOTHING, BadSteps()
     newest = checkpoint.latest(out / CHECKPOINTS)
     if newest is not None:
         state = checkpoint.load(newest)
-        if state["data"] != dataset.digest:
-            raise LabError(
-                f"The data in {dataset.folder} is not what {out} was trained on: its digest "
-                "differs. Restore the old data."
-            )
+        check_checkpoint(out, config, dataset, state)
         parallel.load_state(model, optimizers, state)
-        first, skipped, logged = state["step"] + 1, state["skipped"], state["logged"]
+        first, skipped = state["step"] + 1, state["skipped"]
+        bad.load(state.get("bad", ()))
+        logged = Mark(state["logged"], state.get("logged_sha256"))
         del state
-    log = Log(out, config, writes=world.first, keep=logged, first=first)
+    log = stack.enter_context(Log(out, config, writes=world.first, keep=logged, first=first))
     if world.first:
-        write_config(out, config)
-        write_environment(out, describe_run(device, world.size, dataset))
+        write_environment(out, describe_run(device, world.size, dataset), first)
         keep_tokenizer(dataset.folder, out)
 
     # Computation: fp32 weights, bf16 autocast if chosen, and compiled on GPUs.
@@ -180,7 +175,8 @@ def _train(
             about = {
                 "step": step,
                 "skipped": skipped,
-                "logged": log.size(),
+                "bad": bad.state(),
+                **vars(log.mark()),
                 "data": dataset.digest,
                 "config": config.flat(),
             }
@@ -198,10 +194,11 @@ def _train(
             ratio=weight_norm(model, world) / initial_norm,
             **telemetry.norms(),
         )
+    if world.first:
+        write_config(out, config)
     # Batches count from 0, steps from 1.
     feed = batches.feed(train_batches, mine, micro, device, range(first - 1, steps))
     accumulation = (mine.stop - mine.start) // micro
-    bad: deque[dict[str, Any]] = deque(maxlen=PATIENCE)
     watch, val_loss = Stopwatch(), None
     early = steps_early(optimizers, device)
     network.train()
@@ -251,14 +248,13 @@ def _train(
             bad.clear()
         else:
             skipped += 1
-            bad.append({"step": step, "loss": float(loss), "grad_norm": float(grad_norm)})
+            bad.add(step, float(loss), float(grad_norm))
             log.write(step, loss=float(loss), grad_norm=float(grad_norm), skipped=skipped)
         del before
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         watch.tokens += config.data.tokens_per_step
-        if len(bad) == PATIENCE:
-            _give_up(out, bad, train_batches, world)
+        bad.check(out, train_batches, world)
 
         logs = step % config.run.log_every == 0 or last
         if logs:
@@ -289,10 +285,7 @@ def _train(
             save(step)
             watch = Stopwatch()
         if stop and not last:
-            log.close()
             return False
-
-    log.close()
     return True
 
 
@@ -371,26 +364,3 @@ def _seed_dropout(config: Config, step: int, micro: int, world: World) -> None:
     """Seed dropout with (seed, step, micro-batch, process), so that a checkpoint need not store the
     state of the random number generator."""
     torch.manual_seed(seeds.mixed(config.model.dropout_seed, step, micro, world.rank))
-
-
-def _give_up(
-    out: Path, bad: deque[dict[str, Any]], train_batches: batches.Batches, world: World
-) -> None:
-    """Save the losses and batches of the last steps, and raise the error that ends the run."""
-    path = out / "not-finite.pt"
-    if world.first:
-        record = [
-            {
-                **entry,
-                "tokens": train_batches(entry["step"] - 1, slice(0, train_batches.rows))[0].to(
-                    torch.int32
-                ),
-            }
-            for entry in bad
-        ]
-        torch.save(record, path)
-    raise LabError(
-        f"The loss or gradient was not finite in {len(bad)} steps in a row, {bad[0]['step']} to "
-        f"{bad[-1]['step']}. None of them was applied. Their losses and batches are in {path}. Try "
-        "a lower --lr or a longer --warmup."
-    )

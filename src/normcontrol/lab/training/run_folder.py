@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,35 +19,57 @@ from typing import Any
 import torch
 
 from normcontrol import __version__
+from normcontrol.lab.data.batches import Dataset
 from normcontrol.lab.data.tokenizer import Trained
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import write_json
+from normcontrol.lab.files import claimed, read_json, read_text, write_json, write_text
 from normcontrol.lab.training.config import Config, differences
 from normcontrol.lab.training.device import describe
 
 CONFIG, ENVIRONMENT, CHECKPOINTS = "config.json", "environment.json", "checkpoints"
+NOT_FINITE = "not-finite.pt"
 
 FREE = {"micro_batch", "device", "compile", "parallel", "checkpoint_every", "tensorboard", "wandb"}
 """Settings that a resume may change. Results depend on them only through rounding, where they
 change the order of a sum."""
 
+BY_DIGEST = {"data", "tokenizer", "also_validate"}
+"""Settings that say where the data is. A run is identified by the digest of the data instead."""
 
-def begin(folder: Path, config: Config) -> None:
-    """Create the folder of a new run, with its config."""
+
+@contextlib.contextmanager
+def opened(folder: Path, resume: bool) -> Iterator[None]:
+    """The run folder, locked against a second process. If a new run ends with an error before its
+    config is written, nothing was trained, and the folder is as it was before: the corrected
+    command is not refused."""
+    held = (
+        f"Another process is writing to {folder}. Wait until it ends, or stop it, before you "
+        "resume this run."
+    )
+    with claimed(folder, held, (CONFIG, CHECKPOINTS)):
+        if not resume:
+            _check_free(folder)
+        yield
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse to start a new run where there is one."""
     if (folder / CONFIG).exists():
         raise LabError(
             f"{folder} already contains a run. Resume it with `normcontrol train --resume "
             f"{folder}`, or give another --out."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    write_config(folder, config)
+    if any((folder / CHECKPOINTS).glob("*.pt")):
+        raise LabError(
+            f"{folder} contains the checkpoints of a run, but no {CONFIG}. Restore that file to "
+            "resume the run, or give another --out."
+        )
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write ``config.json`` atomically."""
-    temporary = folder / (CONFIG + ".tmp")
-    config.save(temporary)
-    temporary.replace(folder / CONFIG)
+    """Write ``config.json``. It is the last file that is written before the first step: from then
+    on the folder contains a run."""
+    config.save(folder / CONFIG)
 
 
 def check_same(folder: Path, config: Config) -> None:
@@ -63,7 +84,23 @@ def check_same(folder: Path, config: Config) -> None:
             )
 
 
-def describe_run(device: torch.device, world: int, dataset: Any) -> dict[str, Any]:
+def check_checkpoint(folder: Path, config: Config, dataset: Dataset, state: dict[str, Any]) -> None:
+    """Raise :class:`LabError` if a checkpoint is of other settings or other data."""
+    if state["data"] != dataset.digest:
+        raise LabError(
+            f"The data in {dataset.folder} is not what {folder} was trained on: its digest "
+            "differs. Restore the old data."
+        )
+    then, now = state["config"], config.flat()
+    for key in sorted(set(then) & set(now) - FREE - BY_DIGEST):
+        if then[key] != now[key]:
+            raise LabError(
+                f"{key} was {then[key]!r} when the checkpoint of step {state['step']} in {folder} "
+                f"was written, and {CONFIG} says {now[key]!r}. Restore {CONFIG} from a copy."
+            )
+
+
+def describe_run(device: torch.device, world: int, dataset: Dataset) -> dict[str, Any]:
     """The content of ``environment.json``: software, machine and data of a run."""
     packages = ("torch", "numpy", "tokenizers", "tiktoken")
     return {
@@ -81,20 +118,26 @@ def describe_run(device: torch.device, world: int, dataset: Any) -> dict[str, An
             "digest": dataset.digest,
             "tokenizer": dataset.tokenizer,
             "vocab": dataset.vocab,
+            "tokenizer_sha256": dataset.tokenizer_sha256,
         },
     }
 
 
-def write_environment(folder: Path, environment: dict[str, Any]) -> None:
-    """Write ``environment.json`` atomically."""
-    write_json(folder / ENVIRONMENT, environment)
+def write_environment(folder: Path, environment: dict[str, Any], first: int) -> None:
+    """Write ``environment.json`` for a run that starts or goes on with step ``first``. On resume
+    the environments before are kept, in the list ``earlier``."""
+    path = folder / ENVIRONMENT
+    resumed = (folder / CONFIG).exists() and path.exists()
+    before = read_json(path) if resumed else {}
+    earlier = [*before.pop("earlier", []), before] if before else []
+    write_json(path, {**environment, "first_step": first, "earlier": earlier})
 
 
 def keep_tokenizer(data: Path, folder: Path) -> None:
     """Copy a trained tokenizer into the run folder, so that text can be sampled without the
     data."""
     if (data / Trained.FILE).exists():
-        shutil.copyfile(data / Trained.FILE, folder / Trained.FILE)
+        write_text(folder / Trained.FILE, read_text(data / Trained.FILE))
 
 
 def revision() -> str:
@@ -119,26 +162,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the run folder against a second process. The system releases the lock when the process
-    ends, even if it is killed."""
-    try:
-        import fcntl
-    except ImportError:  # this system has no such locks
-        yield
-        return
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise LabError(
-                f"Another process is writing to {folder}. Wait until it ends, or stop it, before "
-                "you resume this run."
-            ) from None
-        yield
 
 
 def free_name(parent: Path, stem: str) -> Path:

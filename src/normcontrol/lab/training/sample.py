@@ -5,7 +5,6 @@ It reads a run folder and may not know about training.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from normcontrol.lab.data.batches import padded
 from normcontrol.lab.data.corpus import check_unicode
 from normcontrol.lab.data.tokenizer import Tokenizer
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.files import read_json
 from normcontrol.lab.ranges import (
     Count,
     CountOrNone,
@@ -39,10 +39,11 @@ def load(run: Path, device: str = "auto") -> tuple[GPT, Tokenizer]:
     newest = checkpoint.latest(run / CHECKPOINTS)
     if newest is None:
         raise LabError(f"{run} has no checkpoint yet. Let it train until it has written one.")
-    about = json.loads((run / ENVIRONMENT).read_text())["data"]
+    about = read_json(run / ENVIRONMENT, "data")["data"]
     model = GPT(config.model, padded(about["vocab"]))
     model.load_state_dict(checkpoint.load(newest)["model"])
-    return model.to(choose(device)).eval(), tokenizer.stored(about["tokenizer"], run)
+    words = tokenizer.stored(about["tokenizer"], run, about.get("tokenizer_sha256"))
+    return model.to(choose(device)).eval(), words
 
 
 @torch.no_grad()

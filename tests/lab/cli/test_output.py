@@ -1,0 +1,60 @@
+"""Output that cannot be written is a sentence, and does not end the work that it tells of."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+
+from normcontrol.lab.cli.main import main
+from normcontrol.lab.study.records import Results
+from normcontrol.lab.training import checkpoint
+
+
+@pytest.fixture
+def into_full(capsys, monkeypatch):
+    """Calls a command whose output goes to a disk that is full. Returns its error output and
+    status."""
+
+    def call(*words):
+        with contextlib.suppress(OSError), open("/dev/full", "w") as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            status = main([str(word) for word in words])
+        return capsys.readouterr().err, status
+
+    return call
+
+
+FULL = (
+    "normcontrol: the output: No space left on device. Free some space, then give the same command "
+    "again.\n"
+)
+
+
+def test_a_run_ends_and_is_saved_though_nothing_can_be_printed(config, tmp_path, into_full):
+    config.save(tmp_path / "run" / "config.json")
+    assert into_full("train", "--resume", tmp_path / "run", "--tensorboard") == (FULL, 1)
+    newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert checkpoint.load(newest)["step"] == config.run.steps
+
+
+def test_a_study_ends_and_is_stored_though_nothing_can_be_printed(study, tmp_path, into_full):
+    words = ["study", study, "--out", tmp_path / "out", "--device", "cpu", "--only", "seed=0"]
+    assert into_full(*words) == (FULL, 1)
+    results = Results.load(tmp_path / "out", lambda config: None)
+    assert [record.status for record in results.values()] == ["finished", "finished"]
+
+
+def test_the_end_of_the_process_prints_no_traceback():
+    """Python writes at its end what is still to be printed."""
+    command = f"{sys.executable} -m normcontrol.lab --help > /dev/full"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.stderr, done.returncode) == (FULL, 1)
+
+
+def test_a_reader_that_has_ended_is_no_error_of_ours():
+    command = f"{sys.executable} -m normcontrol.lab --help | true"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.stderr == ""

@@ -1,0 +1,121 @@
+"""The run folder: what a start that failed leaves, what a resume verifies, and its history."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.training import checkpoint, loop
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.loop import train
+
+
+def stopped(config, out):
+    """A run that was stopped after step 9, and has checkpoints of steps 4 and 8."""
+
+    def interrupt(status):
+        if status.step == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out, display=interrupt)
+    return out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"data": "nowhere"}, {"context": 1 << 14, "tokens_per_step": 1 << 14}, {"optimizer": "AdamV"}],
+)
+def test_a_start_that_failed_leaves_nothing_in_the_way(config, tmp_path, wrong):
+    with pytest.raises(LabError):
+        train(config.with_(**wrong), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert train(config, tmp_path / "run")
+
+
+def test_a_start_that_failed_in_a_folder_of_the_user_deletes_nothing(config, tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+
+    def fail(*args, **options):
+        raise LabError("It failed.")
+
+    monkeypatch.setattr(loop, "evaluate", fail)
+    with pytest.raises(LabError, match="It failed"):
+        train(config, tmp_path / "run")
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    monkeypatch.undo()
+    assert train(config, tmp_path / "run")
+    assert train(config, tmp_path / "whole")
+    one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "whole"))
+    assert one == other
+
+
+def test_checkpoints_without_a_config_are_not_taken_for_those_of_a_new_run(config, tmp_path):
+    out = stopped(config, tmp_path / "run")
+    (out / "config.json").unlink()
+    with pytest.raises(LabError, match=r"contains the checkpoints of a run, but no config.json"):
+        train(config.with_(lr=0.5), out)
+
+
+def test_metrics_that_are_gone_truncated_or_changed_are_refused_on_resume(config, tmp_path):
+    out = stopped(config, tmp_path / "run")
+    path = out / "metrics.jsonl"
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(LabError, match=r"metrics.jsonl is gone, but had \d+ bytes when the check"):
+        train(config, out, resume=True)
+    path.write_bytes(content[:100])
+    with pytest.raises(LabError, match=r"metrics.jsonl has 100 bytes, but had .* it was truncated"):
+        train(config, out, resume=True)
+    path.write_bytes(content.replace(b"1", b"2", 1))
+    with pytest.raises(LabError, match=r"metrics.jsonl was changed: its first \d+ bytes do not"):
+        train(config, out, resume=True)
+    path.write_bytes(content)
+    assert train(config, out, resume=True)
+
+
+def test_without_metrics_and_checkpoints_a_run_starts_from_its_first_step(config, tmp_path):
+    """As the error for missing metrics says."""
+    out = stopped(config, tmp_path / "run")
+    for path in (out / "metrics.jsonl", *checkpoint.found(out / "checkpoints")):
+        path.unlink()
+    assert train(config, out, resume=True)
+    assert train(config, tmp_path / "whole")
+    one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "whole"))
+    assert one == other
+
+
+def test_a_config_other_than_that_of_the_checkpoint_is_refused(config, tmp_path):
+    out = stopped(config, tmp_path / "run")
+    config.with_(lr=0.02).save(out / "config.json")
+    with pytest.raises(
+        LabError, match=r"lr was 0.01 when the checkpoint of step 8 .* and config.json says 0.02"
+    ):
+        train(Config.load(out / "config.json"), out, resume=True)
+
+
+def test_the_environment_keeps_the_history_of_resumes(config, tmp_path):
+    out = stopped(config, tmp_path / "run")
+    assert train(config.with_(micro_batch=4), out, resume=True)
+    assert train(config, out, resume=True)
+    environment = json.loads((out / "environment.json").read_text())
+    assert [e["first_step"] for e in environment["earlier"]] == [1, 9]
+    assert environment["first_step"] == 13
+    assert all("revision" in e and "earlier" not in e for e in environment["earlier"])
+
+
+def test_checkpoints_of_earlier_versions_are_resumed(config, tmp_path):
+    """They have no checksum of the metrics, and no list of steps that were not finite."""
+    out = stopped(config, tmp_path / "run")
+    newest = checkpoint.latest(out / "checkpoints")
+    state = checkpoint.load(newest)
+    del state["logged_sha256"], state["bad"]
+    newest.unlink()
+    checkpoint.save(newest.parent, state["step"], state)
+    content = json.loads((out / "config.json").read_text())
+    del content["sha256"]
+    (out / "config.json").write_text(json.dumps(content))
+    assert train(config, out, resume=True)
