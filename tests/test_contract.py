@@ -254,4 +254,6 @@ def test_overridden_methods_keep_the_arguments_of_the_base(cls):
         base, ours = (
             inspect.signature(getattr(c, name)).parameters for c in (torch.optim.Optimizer, cls)
         )
-        assert list(ours) == list(base), name
+        # step(**arguments) takes more, for optimizers whose own step does.
+        named = [name for name, p in ours.items() if p.kind is not p.VAR_KEYWORD]
+        assert named == list(base), name

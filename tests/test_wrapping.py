@@ -7,8 +7,9 @@ import io
 import pytest
 import torch
 from small import SmallModel, loss_at, matrices, total_norm
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from normcontrol import NormControl, linear
+from normcontrol import AdamWN, NormControl, eta_times, linear, lr_times
 
 pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
 schedulefree = pytest.importorskip("schedulefree")
@@ -142,3 +143,191 @@ def test_the_methods_of_the_wrapped_optimizer_can_be_called():
     _, opt = trained(MAKERS["AdamWScheduleFree"], 1, ratio=1.0)
     opt.eval()
     assert opt.param_groups[0]["train_mode"] is False
+
+
+class Moving(torch.optim.SGD):
+    """An optimizer with more methods than a step."""
+
+    def perturb(self):
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.add_(0.1)
+
+    def perturb_data(self):
+        for p in self.param_groups[0]["params"]:
+            p.data.add_(0.1)
+
+    def largest(self, *, of):
+        return max(p.abs().max().item() for p in self.param_groups[of]["params"])
+
+
+def moving():
+    p = torch.nn.Parameter(torch.ones(3, 3))
+    p.grad = torch.ones(3, 3)
+    return NormControl(Moving([p], lr=0.1), ratio=1.0)
+
+
+@pytest.mark.parametrize("method", ["perturb", "perturb_data"])
+def test_a_method_that_moves_the_weights_past_the_control_is_refused(method):
+    opt = moving()
+    assert hasattr(opt, method)
+    with pytest.raises(
+        RuntimeError, match=rf"Moving\.{method}\(\) moved the weights past .*Call step\(\) instead"
+    ):
+        getattr(opt, method)()
+
+
+def test_other_methods_are_called_as_they_are():
+    assert moving().largest(of=0) == 1.0
+    with pytest.raises(AttributeError, match="has no attribute 'smallest'"):
+        _ = moving().smallest
+
+
+def sam(params, **settings):
+    return NormControl(pytorch_optimizer.SAM(params, torch.optim.SGD, lr=0.1), **settings)
+
+
+def test_sam_is_controlled_in_its_step_and_refused_in_its_halves():
+    model = SmallModel()
+    opt = sam(model.parameters(), ratio=1.5, rate=1.0)
+
+    def closure():
+        opt.zero_grad()
+        loss = loss_at(model, 0)
+        loss.backward()
+        return loss
+
+    closure()
+    opt.step(closure)
+    assert total_norm(matrices(model)) == pytest.approx(1.5 * total_norm(matrices(SmallModel())))
+    closure()
+    with pytest.raises(RuntimeError, match=r"SAM\.first_step\(\) moved the weights"):
+        opt.first_step(zero_grad=True)
+
+
+def test_order_before_is_refused_for_sam():
+    with pytest.raises(ValueError, match=r"order='before' .* SAM calls its closure itself"):
+        sam(SmallModel().parameters(), order="before")
+
+
+class Reads(torch.optim.SGD):
+    """An optimizer that uses the value of the loss, and calls its closure ``calls`` times."""
+
+    calls = 1
+
+    def step(self, closure=None, bs=1):
+        self.loss, self.bs = None, bs
+        for _ in range(self.calls if closure is not None else 0):
+            with torch.enable_grad():
+                self.loss = closure()
+        super().step()
+        return self.loss
+
+
+def with_closure(opt, p):
+    def closure():
+        opt.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    return opt.step(closure)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_the_optimizer_gets_the_loss_in_both_orders(order):
+    p = torch.nn.Parameter(torch.ones(3, 3))
+    opt = NormControl(Reads([p], lr=0.0, momentum=0.5), ratio=1.0, order=order)
+    opt.param_groups[0]["lr"] = 0.1
+    assert with_closure(opt, p).item() == opt.optimizer.loss.item() == 9.0
+
+
+def test_a_closure_that_is_called_twice_is_refused_with_order_before():
+    p = torch.nn.Parameter(torch.ones(3, 3))
+    inner = Reads([p], lr=0.1)
+    inner.calls = 2
+    with pytest.raises(RuntimeError, match=r"calls the closure several times .*Use order='after'"):
+        with_closure(NormControl(inner, ratio=1.0, order="before"), p)
+
+
+def test_step_passes_arguments_on():
+    p = torch.nn.Parameter(torch.ones(3, 3))
+    p.grad = torch.ones(3, 3)
+    opt = NormControl(Reads([p], lr=0.1), ratio=1.0)
+    opt.step(bs=512)
+    assert opt.optimizer.bs == 512
+    opt.step()
+    assert opt.optimizer.bs == 1
+    with pytest.raises(
+        TypeError, match=r"step\(\) was given size, but Reads\.step does not .*Leave it out"
+    ):
+        opt.step(size=3)
+
+
+def test_the_gradients_are_reset_by_the_wrapped_optimizer():
+    class Own(torch.optim.SGD):
+        def zero_grad(self):
+            self.was_reset = True
+
+    opt = NormControl(Own([torch.nn.Parameter(torch.ones(3, 3))], lr=0.1))
+    opt.zero_grad()
+    assert opt.optimizer.was_reset
+
+
+def without_rate(**settings):
+    """An optimizer that chooses its learning rate itself."""
+    p = torch.nn.Parameter(torch.ones(3, 3))
+    p.grad = torch.ones(3, 3)
+    inner = Moving([p], lr=0.1)
+    inner.step = lambda: p.data.sub_(0.1 * p.grad)
+    inner.param_groups[0]["lr"] = None
+    return NormControl(inner, **settings), p
+
+
+def test_the_learning_rate_may_be_none():
+    opt, p = without_rate(ratio=1.5, rate=1.0)
+    opt.step()
+    assert total_norm([p]) == pytest.approx(4.5)
+
+
+@pytest.mark.parametrize("rate", [lr_times(0.1), eta_times(0.1)])
+def test_no_rate_follows_a_learning_rate_that_is_none(rate):
+    opt, _ = without_rate(ratio=1.5, rate=rate)
+    with pytest.raises(ValueError, match=r"follows the learning rate, but the group has lr=None"):
+        opt.step()
+
+
+def test_sparse_gradients_are_not_clipped():
+    embedding = torch.nn.Embedding(9, 4, sparse=True)
+    opt = AdamWN(embedding.parameters(), max_grad_norm=1.0)
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(ValueError, match=r"max_grad_norm was given, but a gradient is sparse"):
+        opt.step()
+
+
+def test_a_state_dict_without_groups_is_refused():
+    opt = NormControl(torch.optim.SGD(SmallModel().parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"The state has no param_groups .*opt\.state_dict\(\)"):
+        opt.load_state_dict(SmallModel().state_dict())
+
+
+def test_an_optimizer_with_several_states_inside_is_refused():
+    class Two(torch.optim.SGD):
+        def state_dict(self):
+            return {"one": super().state_dict(), "two": super().state_dict()}
+
+    opt = NormControl(Two(SmallModel().parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"has 2 lists of param_groups.*around each optimizer"):
+        opt.state_dict()
+
+
+def test_a_hook_on_all_optimizers_may_be_removed_within_a_step():
+    calls = []
+    handle = register_optimizer_step_pre_hook(lambda *given: calls.append(None))
+    p = torch.nn.Parameter(torch.ones(3, 3))
+    p.grad = torch.ones(3, 3)
+    opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=1.0)
+    opt.optimizer.register_step_pre_hook(lambda *given: handle.remove())
+    opt.step()
+    opt.step()
+    assert len(calls) == 1

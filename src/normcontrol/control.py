@@ -1,14 +1,14 @@
 """The controller: an optimizer around any optimizer, which controls the norm of its weights.
 
 ``control_`` is the whole method in four lines. ``NormControl`` decides when they run. This file
-does not know how weights are measured and multiplied (``steppers``), or which of them share a norm
-(``groups``).
+does not know how weights are measured and multiplied (``steppers``), or grouped (``groups``).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from operator import is_
 from typing import Any, overload
 
 import torch
@@ -18,21 +18,15 @@ from torch.optim import Optimizer
 from normcontrol.distributed.layouts import refuse_zero_redundancy
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.build import adopt, measure_references, weight_sets
+from normcontrol.groups.changes import carry_over_references, layout_of, new_groups
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.members import Controlled
 from normcontrol.groups.readings import NOTHING_CONTROLLED, Reading, readings
 from normcontrol.groups.sets import WeightSet
-from normcontrol.groups.settings import (
-    DEFAULTS,
-    PAPER_RATIO,
-    Group,
-    check_decay,
-    normalise,
-    setting_names,
-)
+from normcontrol.groups.settings import Group, check_decay, setting_names, with_defaults
 from normcontrol.groups.state import (
-    restored_groups,
-    saved,
+    restored_state,
+    saved_state,
     settings_of,
     state_of,
     take_over_edits,
@@ -40,11 +34,10 @@ from normcontrol.groups.state import (
 )
 from normcontrol.groups.turns import Turns, check_pieces
 from normcontrol.schedule import Value
-from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper
-from normcontrol.target import TARGETS
+from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper, evaluated
 from normcontrol.wrapper import Wrapper, not_compiled
 
-BUILT = ("sets", "stepper", "sharing", "_trainable", "_seen", "_has_shards", *Scaler._fields)
+BUILT = ("sets", "stepper", "sharing", "_layout", "_seen", "_has_shards", *Scaler._fields)
 """Attributes of a controller that are built again, not pickled."""
 
 
@@ -142,11 +135,8 @@ class NormControl(Wrapper):
         given |= {"rate": rate, "scope": scope, "law": law, "order": order, "size": size}
         given |= {"start": start, "relative_step": relative_step, "cautious": cautious}
         given |= {"controlled": controlled, "outputs": outputs}
-        settings = DEFAULTS | normalise(given)
-        if not any(kind in settings for kind in TARGETS):
-            settings["ratio"] = PAPER_RATIO
         super().__init__(optimizer)
-        self._settings, self._make_stepper = settings, stepper or PlainStepper
+        self._settings, self._make_stepper = with_defaults(given), stepper or PlainStepper
         self._norm_group, self._norm_group_lost = norm_group, False
         self._turns = Turns()
         self._fresh = True  # whether the reference is still to be taken at the first step
@@ -164,11 +154,13 @@ class NormControl(Wrapper):
             warnings.warn(NOTHING_CONTROLLED, stacklevel=3)
 
     @overload
-    def step(self, closure: None = None) -> None: ...
+    def step(self, closure: None = None, **arguments: Any) -> None: ...
     @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step of the optimizer and one of the controller."""
+    def step(self, closure: Callable[[], float], **arguments: Any) -> float: ...
+    def step(self, closure: Callable[[], float] | None = None, **arguments: Any) -> float | None:
+        """Make one step of the optimizer, which gets ``arguments``, and one of the controller."""
+        if arguments or self.stepper.arguments:
+            self.stepper.take_arguments(arguments)
         if (self._fresh or not torch.compiler.is_compiling()) and not self._is_ours():
             given = (self.__dict__.get(name) for name in Scaler._fields)
             return self.stepper.optimizer_step(closure, Scaler(*given))
@@ -182,8 +174,7 @@ class NormControl(Wrapper):
             if closure is not None:
                 before = any(s.order == "before" for s in self.sets)
                 if before or stepper.needs_gradients:
-                    with torch.enable_grad():
-                        loss, closure = closure(), None
+                    loss, closure = evaluated(closure)
             counted = self._count(scaler.found_inf)
             if stepper.needs_gradients:
                 stepper.begin()
@@ -229,11 +220,9 @@ class NormControl(Wrapper):
     def norms(self) -> dict[str, Reading]:
         """Return the norm, target, ratio and last scale of everything that is controlled.
 
-        The values were computed in the last step: this makes no pass over the weights, and the host
-        does not wait for the device until you read a value. With ``order="after"`` the norm is that
-        of the current weights; with ``"before"``, of the weights just after the step scaled them.
-        Under sharding the values are those of the whole weights, the same on every rank. For rows
-        or slices that lie on one rank each this call gathers them, so make it on every rank.
+        The last step computed them; reading a value waits for the device. The norm is that of the
+        weights just after they were scaled. Under sharding the values are those of the whole
+        weights; rows that lie on one rank each are gathered: then make this call on every rank.
 
         >>> params = [torch.nn.Parameter(torch.ones(3, 3))]
         >>> opt = NormControl(torch.optim.SGD(params, lr=0.1), ratio=2.0)
@@ -261,17 +250,17 @@ class NormControl(Wrapper):
 
     def pack(self) -> dict[str, Any]:
         """Return the optimizer's state and groups, with the controller's entry: plain data."""
+        if self._norm_group is None:
+            self._follow_changes()
         self._hand_over()
-        packed = super().pack()
-        packed["param_groups"] = [saved(group) for group in packed["param_groups"]]
-        return packed
+        return saved_state(super().pack())
 
     def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
-        groups, step = restored_groups(state_dict["param_groups"], self.param_groups)
+        state_dict, step = restored_state(state_dict, self.param_groups)
         step = step.detach().to(self.clock.step, copy=True)
         before = self.param_groups
-        super().unpack({**state_dict, "param_groups": groups})
+        super().unpack(state_dict)
         self._turns.replace(before, self.param_groups)
         self._set_step(step)
         self.clock.calls, self.clock.known = int(step.item()), True
@@ -290,8 +279,7 @@ class NormControl(Wrapper):
 
     def _adopt(self, index: int) -> None:
         """Complete and check a group's settings, and measure the reference norms of its weights."""
-        adopt(index, self._settings, self.optimizer, self._find_sharing())
-        state_of(self.param_groups[index])["step"] = self.clock.step
+        adopt(index, self._settings, self.optimizer, self._find_sharing(), self.clock.step)
 
     def _hand_over(self) -> None:
         """Store in the groups what the next step needs."""
@@ -300,8 +288,7 @@ class NormControl(Wrapper):
             s.store_memory()
 
     def _find_sharing(self) -> Sharing:
-        params = (p for group in self.param_groups for p in group["params"])
-        return Sharing(params, self._norm_group)
+        return Sharing((p for g in self.param_groups for p in g["params"]), self._norm_group)
 
     def _set_step(self, step: Tensor) -> None:
         """Store this tensor as the step of the clock and of all groups, which share it."""
@@ -316,7 +303,7 @@ class NormControl(Wrapper):
         self.sharing = self._find_sharing()
         self.sets = weight_sets(self.param_groups, self.sharing)
         self._has_shards = any(s.shards is not None for s in self.sets)
-        self._trainable = [p.requires_grad for g in self.param_groups for p in g["params"]]
+        self._layout = layout_of(self.param_groups)
         self._seen = [settings_of(group, self._names) for group in self.param_groups]
         for s in self.sets:
             s.make_tables(self.clock)
@@ -330,21 +317,34 @@ class NormControl(Wrapper):
                 "This optimizer was pickled or copied, and its norm_group is lost: a process "
                 "group cannot be copied. Set opt.norm_group to the group again."
             )
+        self._follow_changes()
         if self._fresh:
             self._begin()
-        groups = self.optimizer.param_groups
-        for index, group in enumerate(groups):
+        for index, group in enumerate(self.optimizer.param_groups):
             if group.get("weight_decay"):
                 check_decay(index, group, self.optimizer)
             now = {name: group["control"].get(name) for name in self._names}
             if now != self._seen[index] or not self._given_as.isdisjoint(group):
                 self._take_over_edits()
-        if self._trainable != [p.requires_grad for g in groups for p in g["params"]]:
-            if self._norm_group is not None:
-                raise ValueError(
-                    "A tensor was frozen or unfrozen after the first step, under norm_group: its "
-                    "share of the reference norm is not known. Construct the optimizer again."
-                )
+
+    def _follow_changes(self) -> None:
+        """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen."""
+        params, looks, seen = [], [], self._layout
+        for group in self.optimizer.param_groups:
+            params += group["params"]
+            looks.append(len(params))
+        for p in params:
+            looks.append(p.numel() if p.requires_grad else -1)
+        if looks != seen.looks or not all(map(is_, params, seen.params)):
+            self._rebuild()
+
+    @torch.compiler.disable
+    def _rebuild(self) -> None:
+        with unchanged_on_error(self.param_groups):
+            for index in new_groups(self.param_groups):
+                self._adopt(index)
+            before = None if self._fresh else self._layout
+            carry_over_references(self.param_groups, before, self.sets, self._find_sharing())
             self._build()
 
     @torch.compiler.disable
@@ -379,9 +379,9 @@ class NormControl(Wrapper):
                 check_pieces(groups, self.sets)
                 self._build()
         for group in groups:
-            lr = group.get("lr", 1)
+            lr = group.get("lr")  # None if the optimizer computes its own
             on_device = isinstance(lr, Tensor) and not lr.is_cpu  # reading it waits for the device
-            if (on_device and not self._fresh) or float(lr) != 0:
+            if lr is None or (on_device and not self._fresh) or float(lr) != 0:
                 return True
         return not self.sharing.all_zero([p for group in groups for p in group["params"]])
 
@@ -395,6 +395,6 @@ class NormControl(Wrapper):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.stepper = self._make_stepper(self.optimizer, self.clock)
-        self.sharing, self.sets = Sharing(), []
+        self.sharing, self.sets, self._layout = Sharing(), [], layout_of(self.param_groups)
         if not self._norm_group_lost:
             self._build()

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import wraps
+from inspect import ismethod
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +26,14 @@ HOOKS = (
     "load_state_dict_post",
 )
 """The events for which torch keeps hooks on an optimizer."""
+
+EXCHANGES = {
+    "*ScheduleFree*": ("train", "eval"),
+    "SPlus": ("train", "eval"),
+    "Lookahead": ("backup_and_load_cache", "clear_and_load_backup"),
+}
+"""Methods that exchange the weights for averaged ones and back, for an evaluation, by the name of
+the optimizer's class."""
 
 
 def not_compiled(function: F) -> F:
@@ -52,6 +63,12 @@ class Wrapper(Optimizer):
             raise TypeError(
                 "The optimizer is under norm control already; give its settings there, by group if "
                 "necessary."
+            )
+        if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state"):
+            raise TypeError(
+                f"{type(optimizer).__name__} has no param_groups or no state, so its weights are "
+                f"not known. Put {type(self).__name__} around the optimizer inside it, if it has "
+                "one."
             )
         self.optimizer = optimizer
         # What Optimizer.__init__ creates beside groups and state, which are the wrapped one's.
@@ -115,10 +132,52 @@ class Wrapper(Optimizer):
         """Return what is pickled and copied: all but the hooks, as torch does."""
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_optimizer_")}
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients, as the wrapped optimizer does it."""
+        # Not every optimizer that has a method of its own takes the argument.
+        self.optimizer.zero_grad() if set_to_none else self.optimizer.zero_grad(set_to_none=False)
+
     def __getattr__(self, name: str) -> Any:
         # The wrapped optimizer's own methods, such as schedule-free's train and eval. Private
         # names, and what GradScaler sets, are not looked up there.
         own = ("optimizer", "grad_scale", "found_inf", *type(self).__annotations__)
         if name.startswith("_") or name in own:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.optimizer, name)
+        found = getattr(self.optimizer, name)
+        return guarded(self.optimizer, name, found) if ismethod(found) else found
+
+
+def guarded(optimizer: Optimizer, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of an optimizer; if it moves the weights, a call of it is an error."""
+    classes = [c.__name__ for c in type(optimizer).__mro__]
+    for pattern, names in EXCHANGES.items():
+        if name in names and any(fnmatchcase(c, pattern) for c in classes):
+            return method
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = marks(optimizer)
+        result = method(*args, **kwargs)
+        if marks(optimizer) != before:
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.{name}() moved the weights past the wrapper, which "
+                "controls them in step() alone. Call step() instead, with a closure if the "
+                "optimizer takes one. The weights have been moved: load them again."
+            )
+        return result
+
+    return call
+
+
+@torch.no_grad()
+def marks(optimizer: Optimizer) -> list[tuple[int, str]]:
+    """Return numbers that change when the weights do, for every tensor of an optimizer.
+
+    A change through ``p.data`` does not change the version of a tensor; the norm shows it.
+    """
+    found = []
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        shard = p.to_local() if hasattr(p, "to_local") else p
+        has_norm = shard.is_floating_point() or shard.is_complex()
+        found.append((p._version, str(shard.norm().item()) if has_norm else ""))
+    return found

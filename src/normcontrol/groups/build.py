@@ -37,7 +37,9 @@ from normcontrol.scope import check_axes, parse_scope
 from normcontrol.weights.passes import measure
 
 
-def adopt(index: int, defaults: Settings, optimizer: Optimizer, sharing: Sharing) -> None:
+def adopt(
+    index: int, defaults: Settings, optimizer: Optimizer, sharing: Sharing, step: Tensor
+) -> None:
     """Take over a new group: its settings, and the norms of its weights as the reference."""
     groups = optimizer.param_groups
     add_settings(index, groups[index], defaults, optimizer)
@@ -45,7 +47,7 @@ def adopt(index: int, defaults: Settings, optimizer: Optimizer, sharing: Sharing
     check_members(groups[index], members)
     state = state_of(groups[index])
     state["reference"] = reference_norms(groups[index], members, sharing)
-    state["first_lr"] = groups[index].get("lr")
+    state["first_lr"], state["step"] = groups[index].get("lr"), step
 
 
 def measure_references(groups: list[Group], sharing: Sharing) -> list[Tensor]:

@@ -107,8 +107,9 @@ def refuse_overlaps(groups: Sequence[Mapping[str, Any]]) -> None:
 
 def name_of(group: Mapping[str, Any], index: int, j: int) -> str:
     """Return the name of a group's tensor, as the model or its position gives it."""
-    names = group.get("param_names")
-    return names[j] if names else f"group{index}.tensor{j}"
+    names = group.get("param_names") or ()
+    # A tensor that was added to the list by hand has no name.
+    return names[j] if j < len(names) else f"group{index}.tensor{j}"
 
 
 def marks_of_decay(groups: Iterable[Mapping[str, Any]]) -> list[Any]:

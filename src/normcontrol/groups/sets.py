@@ -56,6 +56,8 @@ class WeightSet:
         self.scope = parse_scope(self.settings["scope"])
         self.size = size_of(self.settings["size"])
         self.kind = target_kind(self.settings)
+        self.counts = self.scope.sizes(params)
+        """How many parts each tensor has."""
         self._stored, self._columns = stored, columns
         self._memory: Tensor | None = None
         home = self.settings.reference
@@ -190,7 +192,12 @@ class WeightSet:
         return values if self.shards is None else self.shards.whole(values)
 
     def _check_learning_rates(self, given: Schedule) -> None:
-        lr = self.groups[0]["lr"]
+        lr = self.groups[0].get("lr")
+        if lr is None:
+            raise ValueError(
+                f"rate={given!r} follows the learning rate, but the group has lr=None: its "
+                "optimizer computes one in every step. Give a number or another schedule as rate."
+            )
         if any(g["lr"] is not lr and g["lr"] != lr for g in self.groups):
             raise ValueError(
                 f"rate={given!r} follows the learning rate, but the groups that share the global "

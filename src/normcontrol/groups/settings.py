@@ -91,6 +91,14 @@ def normalise(given: Settings) -> dict[str, Any]:
     return settings
 
 
+def with_defaults(given: Settings) -> dict[str, Any]:
+    """Return all settings of a controller: those that are given, and for the rest the defaults."""
+    settings = DEFAULTS | normalise(given)
+    if not any(kind in settings for kind in TARGETS):
+        settings["ratio"] = PAPER_RATIO
+    return settings
+
+
 def given_settings(group: Group, theirs: Collection[str]) -> dict[str, Any]:
     """Return the settings that a group gives itself.
 
@@ -162,6 +170,7 @@ def check_group(index: int, group: Group, optimizer: Optimizer) -> None:
     check_mechanisms(group)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     demands = closure is not None and closure.default is inspect.Parameter.empty
+    demands = demands or hasattr(optimizer, "second_step")  # SAM and its variants
     if order == "before" and demands:
         raise ValueError(
             f"order='before' scales the weights between the closure and the step, but "

@@ -115,6 +115,48 @@ def unchanged_on_error(groups: Sequence[Group]) -> Iterator[None]:
         raise
 
 
+def groups_of(packed: dict[str, Any]) -> list[Group]:
+    """Return the groups of a state_dict, or of the one inside it.
+
+    An optimizer around another one, such as Lookahead, may save the inner one's under a key.
+    """
+    found = _lists_of_groups(packed)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(
+            f"The state of the optimizer has {len(found)} lists of param_groups, and the control "
+            "is saved in one. Put NormControl around each optimizer inside it."
+        )
+    raise ValueError(
+        f"The state has no param_groups (its keys are {', '.join(map(str, [*packed][:4]))}), so it "
+        "is not that of an optimizer. Give what opt.state_dict() returned."
+    )
+
+
+def with_groups(packed: dict[str, Any], groups: list[Group]) -> dict[str, Any]:
+    """Return a state_dict, or the one inside it, with other groups."""
+    if "param_groups" in packed:
+        return {**packed, "param_groups": groups}
+    return {
+        key: with_groups(value, groups) if _lists_of_groups(value) else value
+        for key, value in packed.items()
+    }
+
+
+def _lists_of_groups(packed: Any) -> list[list[Group]]:
+    if not isinstance(packed, dict):
+        return []
+    if "param_groups" in packed:
+        return [packed["param_groups"]]
+    return [groups for value in packed.values() for groups in _lists_of_groups(value)]
+
+
+def saved_state(packed: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state_dict with its groups as plain data."""
+    return with_groups(packed, [saved(group) for group in groups_of(packed)])
+
+
 def saved(group: Group) -> Group:
     """Return a group as plain data, for a checkpoint."""
     control = {
@@ -124,11 +166,17 @@ def saved(group: Group) -> Group:
     return {**group, CONTROL: control}
 
 
-def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group], Tensor]:
-    """Return saved groups with their settings read back, and the number of steps made.
+def restored_state(packed: dict[str, Any], live: list[Group]) -> tuple[dict[str, Any], Tensor]:
+    """Return a saved state with the settings of its groups read back, and the steps made.
 
     A state that was saved without norm control is adapted, with a warning.
     """
+    groups, step = restored_groups(groups_of(packed), live)
+    return with_groups(packed, groups), step
+
+
+def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group], Tensor]:
+    """Return saved groups with their settings read back, and the number of steps made."""
     have, got = ([len(group["params"]) for group in groups] for groups in (live, given))
     if have != got:
         raise ValueError(
@@ -144,7 +192,7 @@ def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group],
         "control. The weights at the next step become the reference, and the control's schedules "
         "start there. To continue from an earlier reference instead, set norm= or rms=, which need "
         "none.",
-        stacklevel=4,
+        stacklevel=5,
     )
     return [adapted(*pair) for pair in pairs], torch.zeros((), dtype=torch.int64)
 

@@ -62,7 +62,8 @@ class Turns:
                 f"{len(controlled) - len(away)} of them, as DeepSpeed's ZeRO does: it steps every "
                 "group in a call of its own. Their common norm and the number of steps would be "
                 "wrong. Put all weights to control into one group with controlled=True, and set "
-                "controlled=False in the others."
+                "controlled=False in the others. If a group was removed, construct the optimizer "
+                "again."
             )
         return not away
 

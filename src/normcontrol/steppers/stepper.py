@@ -8,7 +8,8 @@ sets and the wrapped optimizer. It knows nothing about targets, rates and laws.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from normcontrol.groups.sets import WeightSet
 from normcontrol.mechanisms.update import multiply_cautiously_
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.split_weights import refuse_split_weights
+from normcontrol.steppers.stored_weights import StoredWeights
 from normcontrol.weights.passes import multiply_
 
 Closure = Callable[[], float]
@@ -78,6 +80,28 @@ class Scaler(NamedTuple):
 NO_SCALER = Scaler()
 
 
+def evaluated(closure: Closure) -> tuple[float, Closure]:
+    """Call a closure before the step. Return the loss, and a closure for the optimizer's step.
+
+    The gradients are there then, so that an optimizer that calls the closure at the beginning gets
+    what it needs. One that calls it again, with other weights, would need other gradients.
+    """
+    with torch.enable_grad():
+        loss = closure()
+    calls: list[None] = []
+
+    def known() -> float:
+        calls.append(None)
+        if len(calls) > 1:
+            raise RuntimeError(
+                "The optimizer calls the closure several times in a step, but with order='before' "
+                "it is evaluated once, before the weights are scaled. Use order='after'."
+            )
+        return loss
+
+    return loss, known
+
+
 class Stepper(ABC):
     """Carries out steps for an optimizer, and measures and multiplies its sets of weights.
 
@@ -96,6 +120,8 @@ class Stepper(ABC):
     sets: Sequence[WeightSet] = ()
     needs_gradients = False
     """Whether :meth:`begin` must be called when the gradients are known, before anything else."""
+    arguments: Mapping[str, Any] = {}
+    """What ``step`` was given beside the closure, for the wrapped optimizer."""
     reason: str | None = None
     """Why the Triton kernels do not carry out the steps; None if they do."""
 
@@ -139,12 +165,23 @@ class Stepper(ABC):
         """Multiply the weights of a set."""
         self.multiply_local_(s, scale if s.shards is None else s.shards.local_scale(scale))
 
+    def take_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Pass these on to the wrapped optimizer, if its ``step`` takes them."""
+        try:
+            signature(self.optimizer.step).bind_partial(None, **arguments)
+        except TypeError as error:
+            raise TypeError(
+                f"step() was given {', '.join(arguments)}, but {type(self.optimizer).__name__}"
+                f".step does not take that: {error}. Leave it out."
+            ) from None
+        self.arguments = arguments
+
     def optimizer_step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         """Call the wrapped optimizer's step, and pass GradScaler's values on to it."""
         given: dict[str, Any] = {}
         if scaler is not NO_SCALER:
             given = {name: value for name, value in scaler._asdict().items() if value is not None}
-        optimizer, arguments = self.optimizer, () if closure is None else (closure,)
+        optimizer, closures = self.optimizer, () if closure is None else (closure,)
         optimizer.__dict__.update(given)
         patched: Any = optimizer.__dict__.get("step")
         by_scheduler = hasattr(patched, "_wrapped_by_lr_sched")
@@ -153,8 +190,8 @@ class Stepper(ABC):
             optimizer._opt_called, patched = True, None  # type: ignore[attr-defined]
         try:
             if patched is not None:
-                return patched(*arguments)
-            return self._step_alone(optimizer, *arguments)
+                return patched(*closures, **self.arguments)
+            return self._step_alone(optimizer, *closures, **self.arguments)
         finally:
             for name in given:
                 del optimizer.__dict__[name]
@@ -174,6 +211,7 @@ class PlainStepper(Stepper):
         reason: str | None = None,
     ) -> None:
         self.optimizer, self.clock, self.clip, self.reason = optimizer, clock, clip, reason
+        self.stored = StoredWeights(optimizer)
 
     @property
     def clips(self) -> bool:
@@ -184,6 +222,7 @@ class PlainStepper(Stepper):
         self.gradient_norm = GradientNorm(sharing)
         self.watched = [s for s in sets if s.mechanisms & {"relative_step", "cautious"}]
         refuse_split_weights(self.optimizer, sets)
+        self.stored.check(sets)
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         for s in self.watched:
@@ -197,6 +236,7 @@ class PlainStepper(Stepper):
         stepped = self.optimizer_step(closure, scaler)
         if self.clock.calls == 1 and not torch.compiler.is_compiling():  # the state exists now
             refuse_split_weights(self.optimizer, self.sets)
+            self.stored.warn_of_others(self.sets)
         for s in self.watched:
             if "relative_step" in s.mechanisms:
                 s.resize_update_(self.clock)
@@ -216,6 +256,8 @@ class PlainStepper(Stepper):
         else:
             positions = None if s.shards is None else s.shards.positions
             multiply_(params, s.scope, scale, step, positions)
+        if self.stored.keys:
+            self.stored.multiply_(s, scale, step)
 
     @torch.no_grad()
     def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
@@ -224,5 +266,11 @@ class PlainStepper(Stepper):
         if not params:
             clip.norm = torch.zeros(())
             return
+        if any(p.grad.is_sparse for p in params):
+            raise ValueError(
+                "max_grad_norm was given, but a gradient is sparse, and AdamW has no sparse steps. "
+                "Use dense gradients (sparse=False in nn.Embedding), or "
+                "NormControl(torch.optim.SparseAdam(...)) for these weights."
+            )
         factor = clip.factor(self.gradient_norm(params), scaler.grad_scale)
         torch._foreach_mul_([local(p.grad) for p in params], factor.float())

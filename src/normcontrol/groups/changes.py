@@ -1,0 +1,158 @@
+"""Tensors that were replaced, resized, added or removed in the groups after the first step.
+
+Code that grows or prunes a model writes new tensors into ``group["params"]``. This file notes which
+tensors the reference norms belong to, and carries the norms over. The rule: a tensor that stays
+keeps its reference. A tensor in the place of another one takes over the ratio that the other one
+had reached. The reference of any other new tensor is its norm now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normcontrol.distributed.sharing import Sharing
+from normcontrol.groups.build import check_members, measure_references, reference_norms
+from normcontrol.groups.members import CONTROL, Members, members_of
+from normcontrol.groups.sets import WeightSet
+from normcontrol.groups.settings import STATE_NAMES, Group
+from normcontrol.groups.state import ControlState, state_of
+from normcontrol.scope import parse_scope
+
+
+class Layout(NamedTuple):
+    """The tensors of all groups when the sets were built."""
+
+    params: list[Tensor]
+    looks: list[int]
+    """Where each group ends in ``params``; then the size of every tensor, -1 if it is frozen."""
+    groups: list[GroupLayout]
+
+
+class GroupLayout(NamedTuple):
+    """The tensors of one group when the sets were built."""
+
+    control: Any
+    """The controller's entry of the group."""
+    places: list[Tensor]
+    """The tensors, by place."""
+    sizes: list[tuple[int, int]]
+    """The controlled tensors by their ids, and their sizes."""
+    counts: list[int]
+    """The number of reference norms of each of them."""
+
+
+def layout_of(groups: Sequence[Group]) -> Layout:
+    """Return the tensors of the groups as they are now."""
+    params = [p for group in groups for p in group["params"]]
+    ends = list(accumulate(len(group["params"]) for group in groups))
+    looks = ends + [p.numel() if p.requires_grad else -1 for p in params]
+    found = [
+        GroupLayout(
+            group[CONTROL],
+            list(group["params"]),
+            _sizes(members),
+            parse_scope(state_of(group)["scope"]).sizes(members.params),
+        )
+        for group, members in zip(groups, members_of(groups), strict=True)
+    ]
+    return Layout(params, looks, found)
+
+
+def new_groups(groups: Sequence[Group]) -> list[int]:
+    """Return the indices of the groups that were appended by hand.
+
+    One that was copied from another group keeps the settings of that one.
+    """
+    known: list[Any] = []
+    found = []
+    for index, group in enumerate(groups):
+        control = group.get(CONTROL, {})
+        if not isinstance(control, ControlState) or any(control is other for other in known):
+            group[CONTROL] = {k: v for k, v in control.items() if k not in STATE_NAMES}
+            found.append(index)
+        known.append(control)
+    return found
+
+
+@torch.no_grad()
+def carry_over_references(
+    groups: list[Group], before: Layout | None, sets: Sequence[WeightSet], sharing: Sharing
+) -> None:
+    """Give every group the reference norms of the tensors that it has now.
+
+    ``before`` is None if no step was made yet: then there is nothing to carry over.
+    """
+    if before is None:
+        measure_references(groups, sharing)
+        return
+    if sharing.norm_group is not None:
+        raise ValueError(
+            "A tensor was frozen or unfrozen, replaced, added or removed after the first step, "
+            "under norm_group: its share of the reference norm is not known. Construct the "
+            "optimizer again."
+        )
+    ratios = reached_ratios(sets)
+    for group, members in zip(groups, members_of(groups), strict=True):
+        for old in before.groups:
+            if old.control is group[CONTROL] and old.sizes != _sizes(members):
+                _check_memory(group)
+                check_members(group, members)
+                measured = reference_norms(group, members, sharing)
+                state_of(group)["reference"] = _carried_over(group, members, old, measured, ratios)
+
+
+def _carried_over(
+    group: Group, members: Members, old: GroupLayout, measured: Tensor, ratios: dict[int, Tensor]
+) -> Tensor:
+    """Return the reference norms of a group after a change, from the norms that it has now."""
+    pieces = state_of(group).reference.split(old.counts)
+    kept = dict(zip(old.sizes, pieces, strict=True))
+    present = {id(p) for p in group["params"]}
+    replaced = {
+        id(new): id(gone)
+        for new, gone in zip(group["params"], old.places, strict=False)
+        if id(gone) not in present
+    }
+    references = []
+    counts = parse_scope(state_of(group)["scope"]).sizes(members.params)
+    for key, norms in zip(_sizes(members), measured.split(counts), strict=True):
+        place = replaced.get(key[0], key[0])  # its own, if the tensor was resized
+        if key in kept:
+            references.append(kept[key])
+        elif place in ratios:
+            references.append(norms / ratios[place].to(norms.device))
+        else:
+            references.append(norms)
+    return torch.cat(references) if references else measured
+
+
+def reached_ratios(sets: Sequence[WeightSet]) -> dict[int, Tensor]:
+    """Return the ratio of its norm to its reference that every tensor has, by its id."""
+    found = {}
+    for s in sets:
+        norms, initial = s.whole(s.part_norms()), s.whole(s.initial)
+        counts = s.scope.sizes(s.params) if s.last is None else s.counts
+        pieces = zip(s.params, norms.split(counts), initial.split(s.counts), strict=True)
+        for p, now, then in pieces:
+            ratio = torch.linalg.vector_norm(now) / torch.linalg.vector_norm(then)
+            found[id(p)] = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
+    return found
+
+
+def _sizes(members: Members) -> list[tuple[int, int]]:
+    return [(id(p), p.numel()) for p in members.params]
+
+
+def _check_memory(group: Group) -> None:
+    memory = state_of(group).get("memory")
+    if memory is not None and memory.shape[-1] > 1:
+        raise ValueError(
+            "A tensor was replaced, resized, added or removed in a group whose law or start "
+            "remembers every norm, and what it would remember of the new tensor is not known. "
+            "Construct the optimizer again, or use scope='group'."
+        )

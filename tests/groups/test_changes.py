@@ -1,0 +1,231 @@
+"""Tensors and groups that are changed by hand after the first step, as code does that grows or
+prunes a model: control follows them, by the rule on the page about other optimizers."""
+
+import copy
+import io
+
+import pytest
+import torch
+from small import total_norm
+from torch import nn
+
+from normcontrol import AdamWN, NormControl, linear
+
+
+def weights(*shape, seed=0):
+    return nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def step(opt, times=1):
+    for _ in range(times):
+        for group in opt.param_groups:
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p)
+        opt.step()
+
+
+def controlled(*params, **settings):
+    """A controller of weights whose optimizer never moves them, after its first step."""
+    given = {"ratio": 1.5, "rate": 1.0, "scope": "tensor", **settings}
+    opt = NormControl(torch.optim.SGD(list(params), lr=0.1), **given)
+    step(opt)
+    return opt
+
+
+def grown(p):
+    """A tensor with more rows, as densification makes it."""
+    return nn.Parameter(torch.cat([p.detach(), p.detach()[:2] * 3]))
+
+
+def norms(opt):
+    return [total_norm([p]) for group in opt.param_groups for p in group["params"]]
+
+
+@pytest.mark.parametrize("scope", ["tensor", "row", "global"])
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_a_tensor_in_the_place_of_another_takes_over_its_ratio(scope, rate):
+    """The ratio of norm and target stays what it was: a tensor on target stays on target."""
+    opt = controlled(weights(6, 4), rate=rate, scope=scope)
+    before = total_norm(opt.param_groups[0]["params"])
+    target = 1.5 * total_norm([weights(6, 4)])
+    new = grown(opt.param_groups[0]["params"][0])
+    opt.param_groups[0]["params"][0] = new
+    start = total_norm([new])
+    step(opt)
+    goal = start * target / before
+    after = (1 - rate) * start + rate * goal
+    assert total_norm([new]) == pytest.approx(after, rel=1e-6)
+    with torch.no_grad():
+        new.mul_(1.25)
+    step(opt)
+    assert total_norm([new]) == pytest.approx((1 - rate) * 1.25 * after + rate * goal, rel=1e-6)
+
+
+def test_the_dead_tensor_is_left_alone():
+    old = weights(6, 4)
+    opt = controlled(old, rate=0.1)
+    opt.param_groups[0]["params"][0] = grown(old)
+    before = old.detach().clone()
+    step(opt)
+    assert torch.equal(old, before)
+
+
+def test_a_tensor_that_was_resized_in_place_keeps_its_ratio():
+    p = weights(6, 4)
+    opt = controlled(p)
+    p.data = torch.cat([p.data, p.data[:2]])
+    start = total_norm([p])
+    step(opt, 2)
+    assert total_norm([p]) == pytest.approx(start, rel=1e-6)
+
+
+def test_a_resized_tensor_has_the_rms_of_its_new_size():
+    p = weights(6, 4)
+    opt = NormControl(torch.optim.SGD([p], lr=0.1), rms=0.5, rate=1.0)
+    step(opt)
+    p.data = torch.cat([p.data, torch.ones(6, 4)])
+    step(opt)
+    assert p.detach().square().mean().sqrt().item() == pytest.approx(0.5, rel=1e-6)
+
+
+def test_the_other_tensors_keep_their_references():
+    a, b, c = weights(3, 3), weights(4, 4, seed=1), weights(5, 5, seed=2)
+    opt = controlled(a, b, c)
+    first = norms(opt)
+    opt.param_groups[0]["params"][1] = grown(b)
+    step(opt)
+    now = norms(opt)
+    assert (now[0], now[2]) == pytest.approx((first[0], first[2]), rel=1e-6)
+
+
+def test_a_tensor_that_is_added_to_a_group_starts_from_its_own_norm():
+    opt = controlled(weights(3, 3))
+    new = weights(4, 4, seed=1)
+    opt.param_groups[0]["params"].append(new)
+    step(opt)
+    assert norms(opt) == pytest.approx(
+        [1.5 * total_norm([weights(3, 3)]), 1.5 * total_norm([weights(4, 4, seed=1)])], rel=1e-6
+    )
+
+
+def test_a_tensor_that_is_removed_takes_its_reference_along():
+    a, b, c = weights(3, 3), weights(4, 4, seed=1), weights(5, 5, seed=2)
+    opt = controlled(a, b, c)
+    first = norms(opt)
+    del opt.param_groups[0]["params"][1]
+    step(opt, 2)
+    assert norms(opt) == pytest.approx([first[0], first[2]], rel=1e-6)
+    assert len(opt.norms()) == 2
+
+
+def test_a_group_that_is_appended_by_hand_is_controlled():
+    opt = controlled(weights(3, 3))
+    group = {**opt.param_groups[0], "params": [weights(4, 4, seed=1)]}
+    del group["control"]
+    opt.param_groups.append(group)
+    step(opt)
+    assert norms(opt)[1] == pytest.approx(1.5 * total_norm([weights(4, 4, seed=1)]), rel=1e-6)
+
+
+def test_a_group_that_is_appended_before_the_first_step_is_controlled():
+    opt = NormControl(torch.optim.SGD([weights(3, 3)], lr=0.1), ratio=2.0, rate=1.0)
+    group = {**opt.param_groups[0], "params": [weights(4, 4, seed=1)]}
+    del group["control"]
+    opt.param_groups.append(group)
+    step(opt)
+    both = total_norm([weights(3, 3), weights(4, 4, seed=1)])
+    assert total_norm(p for g in opt.param_groups for p in g["params"]) == pytest.approx(
+        2 * both, rel=1e-6
+    )
+
+
+def test_a_group_cannot_be_removed():
+    groups = [{"params": [weights(3, 3)]}, {"params": [weights(4, 4, seed=1)]}]
+    opt = NormControl(torch.optim.SGD(groups, lr=0.1), ratio=1.5, rate=1.0)
+    step(opt)
+    opt.param_groups.pop()
+    with pytest.raises(ValueError, match=r"If a group was removed, construct the optimizer again"):
+        step(opt)
+
+
+def test_a_group_whose_dict_was_replaced_keeps_its_reference():
+    p = weights(3, 3)
+    opt = controlled(p)
+    opt.param_groups[0] = dict(opt.param_groups[0])
+    step(opt)
+    assert norms(opt) == pytest.approx([1.5 * total_norm([weights(3, 3)])], rel=1e-6)
+
+
+def test_a_checkpoint_between_the_change_and_the_step_has_the_new_references():
+    def change(opt):
+        opt.param_groups[0]["params"][0] = grown(opt.param_groups[0]["params"][0])
+
+    opt = controlled(weights(6, 4), ratio=linear(1.0, 2.0, steps=5), rate=0.5, scope="row")
+    change(opt)
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    again = NormControl(
+        torch.optim.SGD([copy.deepcopy(opt.param_groups[0]["params"][0])], lr=0.1), scope="row"
+    )
+    again.load_state_dict(torch.load(file))
+    step(opt, 3)
+    step(again, 3)
+    assert torch.equal(*(o.param_groups[0]["params"][0] for o in (opt, again)))
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "folded"])
+def test_adamwn_follows_a_replaced_tensor(fused):
+    old = weights(6, 4)
+    opt = AdamWN([old], lr=1e-3, ratio=1.5, rate=1.0, fused=fused)
+    step(opt, 3)
+    state = opt.state.pop(old)
+    new = grown(old)
+    opt.param_groups[0]["params"][0] = new
+    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(new), torch.zeros_like(new)
+    opt.state[new] = state
+    start = total_norm([new])
+    step(opt, 2)
+    assert total_norm([new]) == pytest.approx(start, rel=1e-6)
+    assert opt.norms()["global"].norm.item() == pytest.approx(start, rel=1e-6)
+
+
+def test_a_bias_may_be_replaced():
+    a, bias = weights(3, 3), weights(3, seed=1)
+    opt = controlled(a, bias)
+    opt.param_groups[0]["params"][1] = weights(5, seed=1)
+    step(opt)
+    assert norms(opt) == pytest.approx(
+        [1.5 * total_norm([weights(3, 3)]), total_norm([weights(5, seed=1)])], rel=1e-6
+    )
+
+
+def test_a_law_that_remembers_every_norm_refuses_another_tensor():
+    opt = controlled(weights(3, 3), weights(4, 4), law="integral")
+    opt.param_groups[0]["params"][0] = weights(5, 5)
+    with pytest.raises(ValueError, match=r"replaced, resized, added or removed .*remembers every"):
+        step(opt)
+
+
+def test_a_replaced_tensor_of_norm_zero_has_no_ratio():
+    opt = controlled(weights(3, 3))
+    opt.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(3, 3))
+    with pytest.raises(ValueError, match=r"tensor0 has an initial norm of zero"):
+        step(opt)
+
+
+def test_a_compiled_step_notices_a_replaced_tensor():
+    old = weights(6, 4)
+    opt = controlled(old)
+    compiled = torch.compile(opt.step, backend="eager")
+    old.grad = torch.zeros_like(old)
+    compiled()
+    new = nn.Parameter(old.detach() * 2)  # the same shape: nothing else would show it
+    opt.param_groups[0]["params"][0] = new
+    new.grad = torch.zeros_like(new)
+    start = total_norm([new])
+    compiled()
+    with torch.no_grad():
+        new.mul_(1.25)
+    compiled()
+    assert total_norm([new]) == pytest.approx(start, rel=1e-6)
