@@ -19,7 +19,7 @@ from normcontrol import set_norm_
         ({"rms": 0.02}, lambda weights: 0.02 * math.sqrt(sum(w.numel() for w in weights))),
         ({"ratio": 2.0}, lambda weights: 2 * total_norm(weights)),
     ],
-    ids=str,
+    ids=["gain", "norm", "rms", "ratio"],
 )
 def test_one_factor_brings_the_joint_norm_to_the_target(target, expected):
     model = SmallModel()
