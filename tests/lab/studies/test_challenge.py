@@ -173,7 +173,7 @@ def test_ctrl_c_saves_and_the_same_command_continues(config, tmp_path, capsys):
         [sys.executable, "-m", "normcontrol.lab", *asked], stdout=subprocess.PIPE, text=True
     )
     while process.poll() is None and len(metrics.read(out / "arms/adamw/seed-0")) < 20:
-        time.sleep(0.01)
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
