@@ -29,11 +29,20 @@ on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: make gpu-test")
 needs_a_process = pytest.mark.skipif(CUDA or INTERPRETED, reason="the tests of this file run here")
 
 
-def run_interpreted(file: str) -> None:
-    """Run a test file under Triton's interpreter, in a process of its own."""
+in_two_parts = pytest.mark.parametrize(
+    "marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)]
+)
+"""The interpreter is slow: some tests of a file run with the slow ones."""
+slow_if_interpreted = () if CUDA else pytest.mark.slow
+
+
+def run_interpreted(file: str, marked: str = "not slow") -> None:
+    """Run the tests of a file with these marks under Triton's interpreter, in another process."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([*command, file], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "-m", marked, file], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 

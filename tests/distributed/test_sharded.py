@@ -49,11 +49,11 @@ ONE, OTHER = (
     ("layout", "ranks", "cases"),
     [
         ("fsdp", 2, EVERY),
-        ("fsdp", 4, ONE),
+        pytest.param("fsdp", 4, ONE, marks=pytest.mark.slow),
         ("fsdp with ignored parameters", 2, ONE),
         ("hybrid", 4, OTHER),
         ("tensor parallel", 2, ONE),
-        ("tensor parallel", 4, OTHER),
+        pytest.param("tensor parallel", 4, OTHER, marks=pytest.mark.slow),
         ("fsdp and tensor parallel", 4, ONE),
     ],
 )
@@ -68,6 +68,7 @@ def on_kernels(expected: dict[tuple[Any, str], tuple[list[Tensor], dict[str, Ten
     assert optimizer(model, "global", "after").implementation == "Triton kernels"
 
 
+@pytest.mark.slow
 def test_the_kernels_do_the_same_with_shards_under_the_interpreter():
     pytest.importorskip("triton")
     expected = {case: on_one_process(*case) for case in [("global", "after"), ("tensor", "before")]}

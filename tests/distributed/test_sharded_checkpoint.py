@@ -77,7 +77,14 @@ def resume(folder: str, expected: list[tuple[list[Tensor], list[Tensor]]]) -> No
             assert relative(whole(p), q) < 1e-6, (scope, name)
 
 
-@pytest.mark.parametrize(("saved_on", "loaded_on"), [(4, [2, 1]), (2, [4]), (1, [4, 2])])
+@pytest.mark.parametrize(
+    ("saved_on", "loaded_on"),
+    [
+        (4, [2, 1]),
+        pytest.param(2, [4], marks=pytest.mark.slow),
+        pytest.param(1, [4, 2], marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_saved_on_some_ranks_resumes_on_others_to_the_same_result(
     tmp_path, saved_on, loaded_on
 ):

@@ -70,6 +70,7 @@ def test_every_script_of_the_page_runs(name, tmp_path):
         assert numbers[0] == numbers[1]
 
 
+@pytest.mark.slow
 def test_the_example_gives_the_same_numbers_on_one_process_and_on_four_and_resumes(tmp_path):
     example = str(ROOT / "examples/sharded_gpt.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

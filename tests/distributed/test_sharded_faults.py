@@ -55,7 +55,7 @@ def fail(fault: str | None) -> None:
         os._exit(1)
 
 
-@pytest.mark.parametrize("fault", ["dies", "hangs"])
+@pytest.mark.parametrize("fault", ["dies", pytest.param("hangs", marks=pytest.mark.slow)])
 def test_a_lost_rank_is_an_error_within_the_timeout_and_fewer_ranks_finish_the_run(tmp_path, fault):
     *others, _ = run(train_with_checkpoints, 4, str(tmp_path), fault, timeout=TIMEOUT, died=(3,))
     for message, seconds in others:

@@ -207,6 +207,7 @@ def on_kernels(cases: Sequence[tuple[Case, Trained]]) -> None:
     assert controlled(model, START).implementation == "Triton kernels"
 
 
+@pytest.mark.slow
 def test_the_kernels_start_alike_with_shards_under_the_interpreter():
     pytest.importorskip("triton")
     chosen = ((START, "global"), (INFLECTION, "tensor"), (CAUTIOUS, "global"))

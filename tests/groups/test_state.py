@@ -78,7 +78,9 @@ def second_halves(name: str, folder: Path) -> None:
     torch.save(ends, folder / "ends.pt")
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "name", ["torch.float32", pytest.param("torch.bfloat16", marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_ends_in_the_same_bits_for_each_implementation_and_scope(name, tmp_path):
     runs = [fresh(configuration) for configuration in CONFIGURATIONS[name]]
     for model, opt, scheduler in runs:

@@ -16,10 +16,12 @@ from kernel_cases import (
     everything,
     gradients,
     here,
+    in_two_parts,
     kernels,
     needs_a_process,
     run,
     run_interpreted,
+    slow_if_interpreted,
     tensors,
     worst,
 )
@@ -33,12 +35,15 @@ pytestmark = [pytest.mark.cuda] if CUDA else []
 
 
 @needs_a_process
-def test_this_file_under_the_interpreter():
-    run_interpreted(__file__)
+@in_two_parts
+def test_this_file_under_the_interpreter(marked):
+    run_interpreted(__file__, marked)
 
 
 @here
-@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "misaligned"])
+@pytest.mark.parametrize(
+    "shift", [pytest.param(0, marks=slow_if_interpreted), 1], ids=["aligned", "misaligned"]
+)
 @pytest.mark.parametrize("order", ["after", "before"])
 @pytest.mark.parametrize("scope", ["global", "tensor"])
 def test_ragged_tensors_follow_algorithm_1(scope, order, shift):

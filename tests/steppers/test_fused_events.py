@@ -15,10 +15,12 @@ from kernel_cases import (
     everything,
     gradients,
     here,
+    in_two_parts,
     kernels,
     needs_a_process,
     run,
     run_interpreted,
+    slow_if_interpreted,
     tensors,
     worst,
 )
@@ -33,8 +35,9 @@ pytestmark = [pytest.mark.cuda] if CUDA else []
 
 
 @needs_a_process
-def test_this_file_under_the_interpreter():
-    run_interpreted(__file__)
+@in_two_parts
+def test_this_file_under_the_interpreter(marked):
+    run_interpreted(__file__, marked)
 
 
 @here
@@ -128,7 +131,14 @@ def in_other_memory(p, factor):
 
 
 @here
-@pytest.mark.parametrize("change", [through_data, in_place, in_other_memory])
+@pytest.mark.parametrize(
+    "change",
+    [
+        through_data,
+        pytest.param(in_place, marks=slow_if_interpreted),
+        pytest.param(in_other_memory, marks=slow_if_interpreted),
+    ],
+)
 @pytest.mark.parametrize("scope", ["global", "tensor"])
 @pytest.mark.parametrize("order", ["after", "before"])
 def test_weights_that_were_changed_between_steps_are_measured_again(order, scope, change):

@@ -167,12 +167,12 @@ def test_a_study_in_the_same_folder_is_refused(finished, study, capsys):
 
 
 def test_ctrl_c_saves_and_the_same_command_continues(config, tmp_path, capsys):
-    out, longer = tmp_path / "out", flags(config.with_(steps=300, eval_every=300))
+    out, longer = tmp_path / "out", flags(config.with_(steps=120, eval_every=120))
     asked = ["challenge", "--out", str(out), *longer, "--device", "cpu"]
     process = subprocess.Popen(
         [sys.executable, "-m", "normcontrol.lab", *asked], stdout=subprocess.PIPE, text=True
     )
-    while process.poll() is None and len(metrics.read(out / "arms/adamw/seed-0")) < 20:
+    while process.poll() is None and len(metrics.read(out / "arms/adamw/seed-0")) < 5:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)

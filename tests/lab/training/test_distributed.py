@@ -34,7 +34,7 @@ def begin(config, out):
     return out
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_two_processes_compute_what_one_does_and_one_resumes_their_run(config, tmp_path, parallel):
     config = config.with_(optimizer="AdamWN", micro_batch=2)
     assert train(config, tmp_path / "one")
@@ -72,6 +72,7 @@ def test_processes_without_a_common_folder_are_refused(monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_challenge_on_two_processes_has_the_losses_of_one_process(config, tmp_path):
     sizes = {
         "layers": 1,
