@@ -161,9 +161,8 @@ class Config:
 
     def flat(self) -> dict[str, Any]:
         """All fields of all sections by name. Names are unique."""
-        return {
-            key: value for part in dataclasses.asdict(self).values() for key, value in part.items()
-        }
+        parts = (self.model, self.data, self.optim, self.run)
+        return {key: value for part in parts for key, value in vars(part).items()}
 
     def with_(self, **changes: Any) -> Config:
         """A copy with some fields changed, by name.
@@ -171,9 +170,10 @@ class Config:
         >>> Config().with_(lr=2e-3, layers=6).optim.lr
         0.002
         """
+        known = self.flat()
         for key in changes:
-            if key not in self.flat():
-                raise LabError(f"{key!r} is not a setting of a run. {nearest(key, self.flat())}")
+            if key not in known:
+                raise LabError(f"{key!r} is not a setting of a run. {nearest(key, known)}")
         parts = {}
         for f in dataclasses.fields(self):
             part = getattr(self, f.name)
