@@ -77,5 +77,6 @@ def train_shards() -> None:
     assert_constant(training_step(AdamWN(params, **SETTINGS), params), many=1000)
 
 
+@pytest.mark.slow
 def test_training_of_shards():
     run_processes(train_shards, 2, timeout=120)

@@ -215,7 +215,7 @@ def test_any_settings_and_events_give_algorithm_1(path, case, events):
 
 @here
 @pytest.mark.cuda
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(case=cases, events=st.lists(EVENTS, min_size=3, max_size=8))
 @LEARN_NOTHING_FROM_NAN
 @NOTICE_EDITS

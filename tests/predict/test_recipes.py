@@ -260,6 +260,7 @@ def test_the_learning_rate_of_adamh_is_the_angle_of_the_steps_of_adamw():
     assert max(max(quotients), 1 / min(quotients)) < 1.5  # single steps differ by chance
 
 
+@pytest.mark.slow
 def test_adamwn_at_a_constant_ratio_is_adamc_at_the_predicted_decay():
     weights = classes_of(Net().hidden)
     adamw, _ = learn(lambda m: torch.optim.AdamW(groups(m, 0.1), betas=(0.9, 0.95)))

@@ -138,6 +138,7 @@ def test_the_quickstart_runs(tmp_path):
     assert (tmp_path / "runs/quickstart.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(tmp_path):
     said = run(str(ROOT / "benchmarks/step_cpu.py"), "--short", "--json", "step.json", cwd=tmp_path)
     assert "fused" in said
@@ -159,6 +160,7 @@ def test_the_figures_are_those_that_the_scripts_make():
     assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made | made_elsewhere
 
 
+@pytest.mark.slow
 def test_grokking_runs(tmp_path):
     said = run(str(ROOT / "examples/grokking.py"), "--steps", "40", cwd=tmp_path)
     assert len(re.findall(r"^AdamWN?, .* generalised never$", said, re.M)) == 10

@@ -21,7 +21,11 @@ def paths(interpreted: bool) -> dict[str, tuple[int, ...]]:
     return {name: tuple(map(int, re.findall(r"\d+", text))) for name, text in lines.items()}
 
 
-@pytest.mark.parametrize("interpreted", [False, True], ids=["on a CPU", "in Triton kernels"])
+@pytest.mark.parametrize(
+    "interpreted",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["on a CPU", "in Triton kernels"],
+)
 def test_a_step_goes_through_few_files_and_calls(interpreted):
     if interpreted:
         pytest.importorskip("triton")

@@ -27,6 +27,7 @@ pytest.importorskip("triton")
 pytestmark = [pytest.mark.cuda] if CUDA else []
 
 
+@pytest.mark.slow
 @needs_a_process
 def test_this_file_under_the_interpreter():
     run_interpreted(__file__)
