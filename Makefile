@@ -20,7 +20,7 @@ test: $(READY)  ## lint, types, tests, doctests
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-all: test  ## and the slow tests, some of which need more packages
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m pytest -n 2 -m slow
 
 bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
@@ -32,7 +32,7 @@ bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
 	$(BIN)/python benchmarks/methods.py --json results/methods_cpu.json
 
 docs: $(READY)  ## the documentation as a site, in site/; a broken link is an error
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html, or: $(BIN)/python -m http.server --directory site"
 
@@ -48,7 +48,7 @@ figures: $(READY)  ## draw the figures of the documentation anew
 
 dist: $(READY)  ## wheel and sdist, checked, and each installed and tried in a clean environment
 	rm -rf dist
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dist]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dist]'
 	$(BIN)/python -m build --quiet
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tools/dist.py dist/*
@@ -57,7 +57,7 @@ test-versions:  ## the core tests on the oldest, the pinned and the newest torch
 	$(PYTHON) tools/versions.py
 
 ray-test: $(READY)  ## studies on Ray: a cluster of two nodes on this machine, one of which is killed
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/python -m pytest -m slow -k ray tests/lab/study
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
@@ -66,9 +66,9 @@ gpu-test:  ## the tests that need CUDA, with the Python that has it
 # torch first: the pinned CPU build satisfies every later requirement, so that pip never fetches the CUDA one.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps --upgrade --target $(VENV)/timm timm torchvision  # tests/integrations/with_timm.py says why
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/timm timm torchvision  # tests/integrations/with_timm.py says why
 	touch $(READY)
 
 clean:
