@@ -6,7 +6,6 @@ import math
 import re
 
 import pytest
-from browser import MISSING, start
 from fakes import FakeLedger, record
 
 from normcontrol.lab.report import study_page
@@ -53,14 +52,6 @@ def outcome(cell):
 def page(tmp_path_factory):
     out = tmp_path_factory.mktemp("page")
     return study_page.write(FakeLedger(Study(NAMES[0], arms, NAMES[1], NAMES[0]), outcome), out)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if MISSING:
-        pytest.skip(f"needs {MISSING}, which is not installed")
-    with start() as started:
-        yield started
 
 
 def test_every_name_is_shown_as_it_is(browser, page):

@@ -7,21 +7,12 @@ import math
 import re
 
 import pytest
-from browser import MISSING, start
 from fakes import FakeLedger, big, record
 
 from normcontrol.lab.report import study_page
 from normcontrol.lab.studies import STUDIES
 from normcontrol.lab.study.cells import Study, grid
 from normcontrol.lab.training.config import Config
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if MISSING:
-        pytest.skip(f"needs {MISSING}, which is not installed")
-    with start() as started:
-        yield started
 
 
 def three_arms(scale, done):
