@@ -25,6 +25,7 @@ test-all: test  ## and the slow tests, some of which need more packages
 
 bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
 	$(BIN)/python benchmarks/step_cpu.py --json results/step_cpu.json
+	$(BIN)/python benchmarks/startup.py --json results/startup.json
 	OMP_WAIT_POLICY=passive $(BIN)/python benchmarks/lab_cpu.py
 	$(BIN)/python benchmarks/study.py --json results/study_cpu.json
 	$(BIN)/python benchmarks/report_page.py

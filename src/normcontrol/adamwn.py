@@ -20,8 +20,8 @@ from normcontrol.groups.members import Controlled, marks_of_decay
 from normcontrol.schedule import Value, is_jax
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.folded import FoldedStepper
-from normcontrol.steppers.fused import FusedStepper, why_not
 from normcontrol.steppers.stepper import PlainStepper
+from normcontrol.steppers.tables import why_not
 from normcontrol.warn import warn_once
 from normcontrol.wrapper import not_compiled
 
@@ -107,6 +107,8 @@ class AdamWN(NormControl):
             for group, mark in zip(adam.param_groups, marks, strict=True):
                 group.setdefault("controlled", mark)
         if not reason:
+            from normcontrol.steppers.fused import FusedStepper  # needs Triton
+
             stepper: Any = partial(FusedStepper, clip=clip)
         else:
             chosen = FoldedStepper if fused else PlainStepper

@@ -296,7 +296,7 @@ class NormControl(Wrapper):
         for group in (*self.param_groups, *self._turns.known):
             state_of(group)["step"] = step
 
-    @torch.compiler.disable
+    @not_compiled
     def _build(self) -> None:
         """Sort the controlled weights into sets, and prepare the stepper for them."""
         self._hand_over()
@@ -338,7 +338,7 @@ class NormControl(Wrapper):
         if looks != seen.looks or not all(map(is_, params, seen.params)):
             self._rebuild()
 
-    @torch.compiler.disable
+    @not_compiled
     def _rebuild(self) -> None:
         with unchanged_on_error(self.param_groups):
             for index in new_groups(self.param_groups):
@@ -347,14 +347,14 @@ class NormControl(Wrapper):
             carry_over_references(self.param_groups, before, self.sets, self._find_sharing())
             self._build()
 
-    @torch.compiler.disable
+    @not_compiled
     def _take_over_edits(self) -> None:
         """Check settings that were changed since the last step, and take them over."""
         with unchanged_on_error(self.param_groups):
             take_over_edits(self._seen, self.optimizer)
             self._build()
 
-    @torch.compiler.disable
+    @not_compiled
     def _begin(self) -> None:
         """Measure theta_0, the reference: weights may have been loaded since construction."""
         if self._zero_hook is not None:
@@ -365,7 +365,7 @@ class NormControl(Wrapper):
         self._fresh = False
         self._build()
 
-    @torch.compiler.disable
+    @not_compiled
     def _is_ours(self) -> bool:
         """Return whether this call is a step of the controller too; see ``groups/turns.py``."""
         groups, usual = self.optimizer.param_groups, self._turns.firsts

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import wraps
 from inspect import ismethod
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.optim import Optimizer
@@ -37,12 +37,14 @@ the optimizer's class."""
 
 
 def not_compiled(function: F) -> F:
-    """Keep torch.compile out of a function, as ``torch.compiler.disable`` does, with its type.
+    """Keep torch.compile out of a function, as torch does it for its own optimizers, with its type.
 
     The compiler cannot follow the construction of an optimizer that has its groups from another
-    one: a compiled function that constructs it calls the constructor as it is.
+    one: a compiled function that constructs it calls the constructor as it is. The public
+    ``torch.compiler.disable`` does the same, but imports the compiler when a function is
+    decorated, which takes as long as importing torch; this one does when the function is called.
     """
-    return torch.compiler.disable(function)
+    return cast(F, torch._disable_dynamo(function))  # type: ignore[attr-defined]
 
 
 class Wrapper(Optimizer):
@@ -96,7 +98,7 @@ class Wrapper(Optimizer):
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return self.optimizer.defaults
 
-    @torch.compiler.disable
+    @not_compiled
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the groups as plain data. Hooks run before and after."""
         for before in self._optimizer_state_dict_pre_hooks.values():
@@ -106,7 +108,7 @@ class Wrapper(Optimizer):
             packed = after(self, packed) or packed
         return packed
 
-    @torch.compiler.disable
+    @not_compiled
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit. Hooks run before and after."""
         state_dict = state_dict.copy()

@@ -5,61 +5,32 @@ their squares, so no pass is needed to measure; a second pass corrects a guess t
 than a rounding error. With ``order="before"`` a pass measures the weights, and the Adam pass
 multiplies them. No norm is kept from one step to the next: an edit through ``.data`` cannot be
 noticed in any other way than by reading the weights. This file knows nothing about targets, rates
-or laws.
+or laws. It is imported where its kernels are used, because it needs Triton.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from normcontrol.distributed.ranks import local_tensors
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.state import state_of
+from normcontrol.steppers import kernels
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
-from normcontrol.steppers.tables import BLOCK, Bucket
+from normcontrol.steppers.tables import BLOCK, SUPPORTED, Bucket
 from normcontrol.weights.memory import overlaps
 
-try:
-    import triton
-    import triton.language as tl
-
-    from normcontrol.steppers import kernels
-
-    DTYPES = {
-        torch.float32: tl.float32,
-        torch.bfloat16: tl.bfloat16,
-        torch.float16: tl.float16,
-    }
-except ImportError:  # no Triton: AdamWN uses torch's own implementations
-    triton = None
-
+DTYPES = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in SUPPORTED}
 LOW_PRECISION_TOLERANCE = 2.0**-14
 """The tolerance of a guess for bf16 and fp16 weights."""
-
-
-def is_interpreted() -> bool:
-    """Return whether Triton runs on the CPU, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def why_not(params: list[Tensor]) -> str | None:
-    """Return why these tensors cannot go through the kernels, or None if they can."""
-    if triton is None:
-        return "Triton is not installed"
-    for p in params:
-        if not p.is_cuda and not (is_interpreted() and p.is_cpu):
-            return f"a parameter is on {p.device.type}"
-        if p.dtype not in DTYPES:
-            return f"a parameter is {p.dtype}"
-    return None
 
 
 class Unfit(Exception):

@@ -6,6 +6,7 @@ knows where its tensors are and whether they are still there. It knows nothing a
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import reduce
 from itertools import repeat
@@ -18,10 +19,31 @@ from torch import Tensor
 from normcontrol.distributed.ranks import local_tensors
 from normcontrol.weights.rounding import DROPPED_BITS
 
+SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes that the kernels can handle."""
 LANES = 16  # chunks that the kernels interleave
 BLOCK, WARPS, BLOCKS_A_CHUNK = 512, 4, 4
 """Elements that a program handles at a time, its warps, and the blocks that it goes through: the
 fastest of those tried by ``benchmarks/step_gpu.py --tune`` on an H200."""
+
+
+def is_interpreted() -> bool:
+    """Return whether Triton runs on the CPU, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def why_not(params: list[Tensor]) -> str | None:
+    """Return why these tensors cannot go through the kernels, or None if they can."""
+    for p in params:
+        if not p.is_cuda and not (is_interpreted() and p.is_cpu):
+            return f"a parameter is on {p.device.type}"
+        if p.dtype not in SUPPORTED:
+            return f"a parameter is {p.dtype}"
+    try:
+        import triton  # noqa: F401  # last, because it takes a while
+    except ImportError:
+        return "Triton is not installed"
+    return None
 
 
 class Launches:
