@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from normcontrol.lab.training.config import Model
@@ -28,7 +29,10 @@ def test_warm_runs_compute_the_same_bits_as_fresh_ones(config, tmp_path):
         ).read_bytes()
 
 
-def test_models_of_one_shape_are_compiled_once(monkeypatch):
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that torch compiles."""
+    torch.compiler.reset()
     graphs, real = [], torch.compile
 
     def backend(graph, inputs):
@@ -38,6 +42,10 @@ def test_models_of_one_shape_are_compiled_once(monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda model, **options: real(model, backend=backend, **options)
     )
+    return graphs
+
+
+def test_models_of_one_shape_are_compiled_once(graphs):
     warm, tokens = Warm(), torch.randint(0, 64, (2, 8))
     for seed in range(3):
         fresh = GPT(Model(layers=1, heads=1, width=8, context=8, init_seed=seed), vocab=64)
@@ -49,3 +57,12 @@ def test_models_of_one_shape_are_compiled_once(monkeypatch):
             adam.step()
             adam.zero_grad()
     assert len(graphs) == 1
+
+
+def test_a_study_of_many_shapes_is_compiled_to_its_end(graphs):
+    """torch by itself compiles eight, and runs the others as they are."""
+    warm, tokens = Warm(), torch.randint(0, 64, (2, 8))
+    for width in range(1, 11):
+        fresh = GPT(Model(layers=1, heads=1, width=8 * width, context=8), vocab=64)
+        warm.compiled(warm.place(fresh, torch.device("cpu")))(tokens, tokens)
+    assert len(graphs) == 10

@@ -14,6 +14,10 @@ import torch
 
 from normcontrol.lab.training.model import GPT
 
+SHAPES = 64
+"""How many shapes torch may compile the model for. Beyond its own limit, 8, it would run further
+shapes uncompiled, and a study of widths and depths has more."""
+
 
 class Warm:
     """The kept models of a process, one for each shape and device.
@@ -48,5 +52,7 @@ class Warm:
     def compiled(self, model: GPT) -> Any:
         """The compiled model. Only the first run that calls it spends time on compiling."""
         if id(model) not in self._compiled:
+            limits = torch._dynamo.config
+            limits.recompile_limit = max(limits.recompile_limit, SHAPES)
             self._compiled[id(model)] = torch.compile(model, dynamic=False)
         return self._compiled[id(model)]
