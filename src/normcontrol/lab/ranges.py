@@ -70,6 +70,9 @@ Average = Annotated[
     float, Range(0, 1, without_high=True, meaning="the share of the past in a running mean")
 ]
 """One of Adam's betas."""
+Shrinkage = Annotated[
+    float, Range(-1, 1, meaning="the fraction by which weights shrink, or grow if it is negative")
+]
 Share = Annotated[
     float, Range(0, 0.5, without_low=True, meaning="the fraction of the documents to validate on")
 ]

@@ -97,7 +97,7 @@ def test_the_help_of_a_command_explains_its_flags(capsys):
             {"gain": 0.8, "ratio": 2.0},
             "gain=0.8 and ratio=2.0 are two targets for the same norm. Give one of them.",
         ),
-        ({"gain": 0.8, "scope": "tensor"}, "gain is the target of the joint norm"),
+        ({"gain": 0.8, "norm_layers": True}, "LayerNorms too, which are vectors and have no gain"),
         (
             {"hidden_only": True, "norm_layers": True},
             "hidden_only controls the matrices inside the blocks alone, and norm_layers the scales",

@@ -29,6 +29,7 @@ OTHER = {
     "rate": 0.3,
     "scope": "tensor",
     "norm_layers": True,
+    "replay": (0.1, 0.2),
 }
 """Another value for each setting that not all optimizers use."""
 

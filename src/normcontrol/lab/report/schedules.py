@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from normcontrol.lab.report.figure_files import save
 from normcontrol.lab.training.config import Config, check
+from normcontrol.lab.training.controls import CONTROLS
 from normcontrol.lab.training.optimizers import is_controlled, known_name, lr_at, target_at
 
 
@@ -20,6 +21,8 @@ def values(config: Config, step: int) -> tuple[float, float | None, float | None
         return lr, target_at(o, step), o.rate
     if known_name(o.optimizer) == "AdamC":
         return lr, 0.0, o.weight_decay * lr**2 / o.lr
+    if known_name(o.optimizer) in CONTROLS:
+        return lr, None, None
     return (lr, 0.0, lr * o.weight_decay) if "W" in known_name(o.optimizer) else (lr, None, None)
 
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from normcontrol.lab.studies import claims, family, paper, transfer
+from normcontrol.lab.studies import claims, family, paper, settle, transfer
 from normcontrol.lab.study.cells import Study
 
 STUDIES: dict[str, Study] = {
-    study.name: study for study in (claims.STUDY, family.STUDY, transfer.STUDY, *paper.STUDIES)
+    study.name: study
+    for study in (claims.STUDY, family.STUDY, transfer.STUDY, settle.STUDY, *paper.STUDIES)
 }

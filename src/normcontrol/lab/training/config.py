@@ -24,6 +24,7 @@ from normcontrol.lab.ranges import (
     PositiveFraction,
     Probability,
     Seed,
+    Shrinkage,
     check_fields,
 )
 
@@ -120,6 +121,9 @@ class Optim:
     """Which weights share a controlled norm."""
     norm_layers: bool = False
     """Control the scales of LayerNorms too, as in the paper's appendix. AdamWN only."""
+    replay: tuple[Shrinkage, ...] = ()
+    """AdamW-replay only: by which fraction the matrices shrink in a step, at steps that are spread
+    evenly over the run, the last one included. In between it is interpolated."""
 
 
 @dataclass(frozen=True)
@@ -238,10 +242,10 @@ def _check_gains(m: Model, o: Optim) -> None:
             f"gain={o.gain} and ratio={o.ratio} are two targets for the same norm. Give one of "
             "them."
         )
-    if o.gain is not None and (o.scope != "global" or o.norm_layers):
+    if o.gain is not None and o.norm_layers:
         raise LabError(
-            "gain is the target of the joint norm of the matrices: it needs scope=global, and "
-            "norm_layers off."
+            "norm_layers controls the scales of LayerNorms too, which are vectors and have no "
+            "gain. Give a ratio as the target, or omit norm_layers."
         )
     if o.hidden_only and o.norm_layers:
         raise LabError(

@@ -263,6 +263,8 @@ def _train(
             target = target_ratio(config.optim, step, model.matrices(), initial_norm)
             # Trackers draw a value and its target in one chart.
             aim = {} if target is None else {"ratio/target": target}
+            if not evaluates:  # an evaluation writes it too
+                aim |= effective_decay(optimizers, lr)
             if not bad:
                 log.write(
                     step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio, **aim

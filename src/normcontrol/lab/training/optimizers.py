@@ -1,9 +1,9 @@
 """Builds the optimizers of a run from its config, and computes the learning rate of every step.
 
-An optimizer is chosen by name: one of torch.optim, or a published method. It gets nanoGPT's two
-parameter groups: matrices, which are regularised, and the rest, which is not. Methods whose authors
-exclude the embeddings too get the groups of their authors. This file may not know about data, the
-training loop or devices.
+An optimizer is chosen by name: one of torch.optim, a published method, or a control of a study. It
+gets nanoGPT's two parameter groups: matrices, which are regularised, and the rest, which is not.
+Methods whose authors exclude the embeddings too get the groups of their authors. This file may not
+know about data, the training loop or devices.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from normcontrol import AdamWN, NormControl, linear
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.training.config import Config, Optim
+from normcontrol.lab.training.controls import CONTROLS
 from normcontrol.methods import METHODS, hidden
 
 DEFAULT_RATIO = 2.0
@@ -48,7 +49,7 @@ def known_name(given: str) -> str:
     >>> known_name("adamwn"), known_name("sgd")
     ('AdamWN', 'SGD')
     """
-    names = [*OURS, *sorted(TORCH)]
+    names = [*OURS, *CONTROLS, *sorted(TORCH)]
     for name in names:
         if name.lower() == given.lower():
             return name
@@ -139,6 +140,8 @@ def build(config: Config, model: nn.Module, scaled: float | None = None) -> list
                 _one(config, "Muon", inside, scaled),
                 _one(config.with_(optimizer="AdamW", ratio=None, gain=None), "AdamW", rest, scaled),
             ]
+        if name in CONTROLS:
+            return [CONTROLS[name](config, named, _options(o, TORCH["AdamW"], named))]
         if name == "AdamWN" and o.hidden_only:
             return [_adamwn(config, hidden(model), scaled, _options(o, TORCH["AdamW"], named))]
         return (
@@ -224,13 +227,16 @@ def _options(
 
 
 def _target(o: Optim, groups: list[dict[str, Any]], scaled: float) -> dict[str, Any]:
-    """The target of the controller: an absolute norm for a gain, else a ratio.
+    """The target of the controller: an absolute norm for the gain of a joint norm, else a gain or a
+    ratio.
 
     The model is scaled before the optimizer sees it: a ratio to the unscaled norm is so much less
     of that one.
     """
     if o.gain is None:
         return {"ratio": _divided(ratio_schedule(o), scaled)}
+    if o.scope != "global":
+        return {"gain": o.gain}
     controlled = [
         p
         for group in groups

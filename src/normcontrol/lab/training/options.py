@@ -12,15 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.training import controls
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.optimizers import OURS, TORCH, is_controlled, known_name
 from normcontrol.methods import METHODS
 
 CONTROL = {"ratio", "gain", "ratio_start", "ramp", "rate", "scope"}
-CHOICES = {*CONTROL, "betas", "weight_decay", "hidden_only", "norm_layers"}
+CHOICES = {*CONTROL, "betas", "weight_decay", "hidden_only", "norm_layers", "replay"}
 """The settings that some optimizers use and others do not."""
 
-OFF: dict[str, Any] = {"ratio": None, "gain": None, "hidden_only": False, "norm_layers": False}
+OFF: dict[str, Any] = {
+    "ratio": None,
+    "gain": None,
+    "hidden_only": False,
+    "norm_layers": False,
+    "replay": (),
+}
 """The settings that have a value for "not used", and that value. Any other value is a wish."""
 
 
@@ -35,6 +42,7 @@ def _taken(build: Callable[..., Any]) -> set[str]:
 USES: dict[str, set[str]] = {
     **{name: _taken(METHODS[name].build) - {"rate", "scope"} for name in OURS},
     **{name: CONTROL | _taken(kind) for name, kind in TORCH.items()},
+    **controls.USES,
     "AdamWN": CONTROL | {"betas", "hidden_only", "norm_layers"},
 }
 if "Muon" in TORCH:

@@ -1,0 +1,111 @@
+"""The claims of the study ``settle``, and the rules that decide them. Rules look at runs; they do
+not choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from normcontrol.lab.study.claims import (
+    NOT_RUN,
+    NOT_SHOWN,
+    ONE_SEED,
+    Claim,
+    Finding,
+    decide,
+    level,
+    lower,
+)
+from normcontrol.lab.study.comparison import choose
+from normcontrol.lab.study.evidence import Evidence, difference
+
+ADAMW, ADAMC, SQRT = "AdamW", "AdamC", "AdamW, decay by the root of the learning rate"
+ADAMWN, FAST = "AdamWN", "AdamWN, k = 1"
+TENSOR, HIDDEN = "AdamWN, a norm for each tensor", "AdamWN, hidden matrices"
+REPLAYED, ANGLE = "AdamW, AdamWN's decay replayed", "AdamW, AdamWN's relative steps"
+
+MARGIN = 0.01
+"""Losses that differ by less are level, in nats. It was stated before the runs."""
+
+TUNING = "tuning"
+"""The part of the trials from which settings are chosen."""
+
+
+def level_untuned(arm: str, than: str) -> Callable[[Evidence], Finding]:
+    """The rule of equivalence for an arm that is not tuned: it has the setting that was chosen for
+    the other, so that the numbers of trials and the edges of the grid do not matter.
+
+    The seeds are those by which the other's setting was not chosen.
+    """
+
+    def rule(evidence: Evidence) -> Finding:
+        mine, theirs = evidence.trials(arm), choose(evidence.trials(than))
+        if not mine or theirs is None:
+            return Finding(NOT_RUN)
+        seeds = [seed for seed in theirs.fresh if seed in mine[0].by_seed]
+        found = difference(mine[0], theirs.trial, seeds=seeds)
+        if found is None:
+            return Finding(NOT_SHOWN, because=("no seed was run to its end in both arms",))
+        numbers = f"{mine[0].name} minus {theirs.trial.name}: {found}, n = {found.n}"
+        if found.error is None:
+            return Finding(NOT_SHOWN, numbers, because=(ONE_SEED,))
+        return decide(numbers, found.chance_within(MARGIN), found.chance_beyond(MARGIN))
+
+    return rule
+
+
+def _lower(name: str, other: str, says: str) -> Claim:
+    refuted = f"the 95 % interval of the paired difference, AdamWN minus {other}, lies above zero"
+    return Claim(name, says, refuted, lower(ADAMWN, other))
+
+
+def _level(name: str, one: str, other: str, says: str, rule: Callable[..., Finding]) -> Claim:
+    refuted = f"the interval of {one} minus {other} lies beyond {MARGIN:g} on one side"
+    return Claim(name, f"{says}, within {MARGIN:g}.", refuted, rule)
+
+
+CLAIMS = (
+    _lower("lower", ADAMW, "AdamWN has a lower validation loss than AdamW."),
+    _level("level", ADAMWN, ADAMW, "AdamWN and AdamW are level", level(ADAMWN, ADAMW, MARGIN)),
+    _level(
+        "feedback",
+        REPLAYED,
+        ADAMWN,
+        "Feedback does not matter: AdamW that replays the decay of AdamWN's run with another seed "
+        "is level with AdamWN",
+        level_untuned(REPLAYED, ADAMWN),
+    ),
+    _lower("lower than AdamC", ADAMC, "AdamWN has a lower validation loss than AdamC."),
+    _level(
+        "level with AdamC",
+        ADAMWN,
+        ADAMC,
+        "AdamWN and AdamC are level",
+        level(ADAMWN, ADAMC, MARGIN),
+    ),
+    _level(
+        "angle",
+        ANGLE,
+        ADAMWN,
+        "Only the steps relative to the weights matter: AdamW with AdamWN's is level with AdamWN",
+        level_untuned(ANGLE, ADAMWN),
+    ),
+    _level(
+        "rate",
+        FAST,
+        ADAMWN,
+        "The rate does not matter: AdamWN with k = 1 and with k = 0.1 are level",
+        level(FAST, ADAMWN, MARGIN),
+    ),
+    _level(
+        "root",
+        ADAMWN,
+        SQRT,
+        "A schedule of the decay is enough: AdamW whose decay follows the root of the learning "
+        "rate is level with AdamWN",
+        level(ADAMWN, SQRT, MARGIN),
+    ),
+    _lower("one norm", TENSOR, "One norm for all matrices is better than one for each tensor."),
+    _lower(
+        "all matrices", HIDDEN, "Control of all matrices is better than of the hidden ones alone."
+    ),
+)
