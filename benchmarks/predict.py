@@ -18,110 +18,20 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import predict_halves
 import torch
 from predict_figures import TITLES, draw
+from predict_runs import Run, finished, records
 
 from normcontrol import predict
-from normcontrol.groups.classes import TensorClass, classes_of
-from normcontrol.lab.data.batches import padded
-from normcontrol.lab.files import read_json
-from normcontrol.lab.study.records import CELLS, Record, read, summarise
-from normcontrol.lab.training import metrics
-from normcontrol.lab.training.config import Config, preset
+from normcontrol.groups.classes import TensorClass
+from normcontrol.lab.training.config import preset
 from normcontrol.lab.training.loop import train
-from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.optimizers import lr_at
-from normcontrol.lab.training.run_folder import CONFIG, ENVIRONMENT, revision
-from normcontrol.lab.training.telemetry import PREFIX
-from normcontrol.predict.calibration import ALL
-from normcontrol.predict.random_walk import decays, walk
-from normcontrol.watch.trace import ClassTrace
+from normcontrol.lab.training.run_folder import CONFIG, revision
 
 FACTORS = ((1.0, 1.0), (1.0, 0.5), (0.5, 1.0), (0.5, 2.0))
 """The four pairs, as multiples of the learning rate and decay of the preset. The constants are
 calibrated on the first one."""
-TIED = ("wte.weight",)
-"""Embeddings that are also the output head. They have to be named, because the laboratory's model
-has no head module that shares their weight."""
-
-
-def finished(folder: Path, config: Config) -> bool:
-    """True if the folder holds a run with exactly this config that has made its last step."""
-    if not (folder / CONFIG).exists():
-        return False
-    lines = metrics.read(folder)
-    done = bool(lines) and lines[-1]["step"] == config.run.steps and "val_loss" in lines[-1]
-    return done and Config.load(folder / CONFIG) == config
-
-
-def records(path: Path) -> list[Record]:
-    """The records of finished AdamW runs: of a run folder, of the folder of a study (one seed of
-    each setting, the longest runs first), or of one cell of a study."""
-    if (path / CONFIG).exists():
-        config = Config.load(path / CONFIG)
-        if not finished(path, config):
-            raise SystemExit(f"{path} is not finished, so its final norm is not known.")
-        found = [
-            summarise(str(path), config, read_json(path / ENVIRONMENT), metrics.read(path), 0.0)
-        ]
-    else:
-        files = sorted((path / CELLS).glob("*.jsonl")) if path.is_dir() else [path]
-        found = [record for record in map(read, files) if record.good]
-        if path.is_dir():  # in a study, runs with a scaled start are controls
-            found = [record for record in found if record.config["init_scale"] == 1]
-    kept = [
-        r for r in found if r.config["optimizer"].lower() == "adamw" and r.config["ratio"] is None
-    ]
-    if not kept:
-        raise SystemExit(
-            f"{path} holds no finished run of AdamW, and this benchmark predicts no other method. "
-            "Give a folder with one."
-        )
-    first = min(r.config["init_seed"] for r in kept)
-    return sorted(
-        (r for r in kept if r.config["init_seed"] == first),
-        key=lambda r: (-r.config["steps"], -r.config["lr"], -r.config["weight_decay"]),
-    )
-
-
-class Run:
-    """A finished AdamW run: its config, its initial weights by class, and its measured norms."""
-
-    def __init__(self, record: Record) -> None:
-        self.config = Config().with_(
-            **{key: tuple(v) if isinstance(v, list) else v for key, v in record.config.items()}
-        )
-        self.lrs = [lr_at(self.config, step) for step in range(1, self.config.run.steps + 1)]
-        self.decay = self.config.optim.weight_decay
-        self.classes = self._classes(record.environment["data"]["vocab"])
-        self.ratios = dict(zip(*record.curves["ratio"], strict=True))
-        self.norms: dict[int, dict[str, float]] = {}
-        for key, (steps, values) in record.curves.items():
-            if key.startswith(PREFIX):
-                for step, value in zip(steps, values, strict=True):
-                    self.norms.setdefault(step, {})[key[len(PREFIX) :]] = value
-
-    def _classes(self, vocab: int) -> list[TensorClass]:
-        model = GPT(self.config.model, padded(vocab))
-        model.initialise(self.config.model.init_seed)
-        torch._foreach_mul_([p.data for p in model.matrices()], self.config.model.init_scale)
-        return classes_of(model, TIED)
-
-    def trace(self) -> dict[str, ClassTrace]:
-        """The run as :func:`predict.calibrate` expects it: by class, or all weights as one class if
-        the metrics contain no norms of classes."""
-        kept, noise = (x.tolist() for x in walk(self.lrs, decays("AdamW", self.lrs, self.decay)))
-        if self.norms:
-            steps, counts = sorted(self.norms), {c.name: c.count for c in self.classes}
-            norms = {name: [self.norms[s][name] for s in steps] for name in counts}
-        else:
-            steps, counts = sorted(self.ratios), {ALL: sum(c.count for c in self.classes)}
-            start = math.sqrt(sum(c.count * c.rms**2 for c in self.classes))
-            norms = {ALL: [start * self.ratios[s] / self.config.model.init_scale for s in steps]}
-        return {
-            n: ClassTrace(counts[n], norms[n], [kept[s] for s in steps], [noise[s] for s in steps])
-            for n in counts
-        }
 
 
 def compare(paths: list[Path]) -> dict[str, Any]:
@@ -129,7 +39,7 @@ def compare(paths: list[Path]) -> dict[str, Any]:
     # By id, because two studies may contain the same run.
     found = {record.id: record for path in paths for record in records(path)}
     runs = [Run(record) for record in found.values()]
-    constants = predict.calibrate(runs[0].trace())
+    constants = predict.calibrate(runs[0].trace(), runs[0].tied)
     return {
         "command": shlex.join(["python", "benchmarks/predict.py", *sys.argv[1:]]),
         "revision": revision(),
@@ -141,15 +51,12 @@ def compare(paths: list[Path]) -> dict[str, Any]:
 
 
 def _compared(run: Run, constants: dict[str, predict.Constant]) -> dict[str, Any]:
-    scale = run.config.model.init_scale
     found = {
         "lr": run.config.optim.lr,
         "weight_decay": run.decay,
         "steps": run.config.run.steps,
         "C": {name: c.value for name, c in predict.calibrate(run.trace()).items()},
-        "all": _curves(
-            run, run.classes, {step: ratio / scale for step, ratio in run.ratios.items()}, constants
-        ),
+        "all": _curves(run, run.classes, run.ratios, constants),
     }
     if run.norms:
         hidden = [c for c in run.classes if c.hidden]
@@ -244,7 +151,24 @@ def main() -> None:
     parser.add_argument(
         "--draw", type=Path, metavar="JSON", help="train nothing: read the result from this file"
     )
+    parser.add_argument(
+        "--halves",
+        action="store_true",
+        help="fit the law of C to one half of the committed runs, and test it on the other half",
+    )
     arguments = parser.parse_args()
+    if arguments.halves:
+        result = predict_halves.halves()
+        print(predict_halves.table(result))
+        print(f"exponents fitted to the first half: {result['fitted']}; in use: {result['in use']}")
+        for row in result["rows"]:
+            print(
+                f"outside the bounds, {row['runs']}, {row['kind']}: {row['law']['outside']} of "
+                f"{row['pairs']} predictions"
+            )
+        if arguments.json:
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        return
     result = (
         json.loads(arguments.draw.read_text())
         if arguments.draw

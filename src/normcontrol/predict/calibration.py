@@ -7,12 +7,13 @@ not confidence intervals.
 
 from __future__ import annotations
 
+import fnmatch
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from normcontrol.groups.classes import TensorClass
-from normcontrol.watch.trace import ClassTrace, NormTrace
+from normcontrol.watch.trace import EXPONENTS, ClassTrace, NormTrace
 
 MATRIX = (0.23, 1.5)
 """Bounds of C for the matrices of GPTs."""
@@ -31,29 +32,60 @@ steps, whose gradients agree most."""
 MOVED, TIED_MOVED = 2.0, 2.8
 """The largest factor between the C of runs with different learning rates, decays or horizons, for
 all classes and for tied embeddings."""
+EXPONENT, TIED_EXPONENT = EXPONENTS
+"""The exponents p of the law C ~ lr^-p, for all classes and for tied embeddings. They are fitted to
+one half of the measured runs of a GPT with 45 M weights, and tested on the other half."""
 ALL = "all"
 """The name of a constant that applies to every class."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The constant C of a class, and its bounds."""
+    """The constant C of a class, and its bounds.
+
+    Attributes:
+        value: C, in a calibration that of the recorded run.
+        low, high: its bounds.
+        exponent: the p of the law C ~ lr^-p. 0: C does not depend on the learning rate.
+        lr: the learning rate at which C is ``value``. In a calibration it is a mean over the run,
+            in which the late steps, which decay has reduced the least, count most.
+    """
 
     value: float
     low: float
     high: float
+    exponent: float = 0.0
+    lr: float = 1.0
+
+    def at(self, lr: float) -> float:
+        """C at a learning rate.
+
+        >>> round(Constant(1.5, 1.0, 2.0, exponent=0.85, lr=2e-3).at(1e-3), 2)
+        2.7
+        """
+        return self.value * (lr / self.lr) ** -self.exponent
 
 
 Constants = float | Mapping[str, Constant]
 
 
-def calibrate(recorded: NormTrace | Mapping[str, ClassTrace]) -> dict[str, Constant]:
+def calibrate(
+    recorded: NormTrace | Mapping[str, ClassTrace], tied: Sequence[str] = ()
+) -> dict[str, Constant]:
     """The constants C of a recorded AdamW run, class by class, for predictions of other runs of the
     same model.
 
     Each C is the one with which the prediction for this run equals its final norm. Its bounds are
     the smallest and largest C that runs ending in the second half of this one would have given. A
     prediction widens the bounds, since C is not quite the same in runs with other settings.
+
+    C grows as the learning rate falls, like ``lr^-0.35`` for matrices and ``lr^-0.85`` for
+    embeddings tied to the head. These exponents were measured on GPTs (``docs/predict.md``).
+
+    Args:
+        recorded: a trace of an AdamW run.
+        tied: names of the classes that are embeddings tied to the head (``*`` and ``?`` as in file
+            names). A trace does not show it.
 
     >>> import torch
     >>> layer = torch.nn.Linear(32, 32, bias=False)
@@ -72,6 +104,12 @@ def calibrate(recorded: NormTrace | Mapping[str, ClassTrace]) -> dict[str, Const
             "CSV, or is of an optimizer under norm control. Record a run of AdamW with NormTrace, "
             "and save it as JSON."
         )
+    for pattern in tied:
+        if not fnmatch.filter(classes, pattern):
+            raise ValueError(
+                f"tied={pattern!r} matches no class of the trace. The classes are "
+                f"{', '.join(classes)}."
+            )
     constants = {}
     for name, c in classes.items():
         if len(c.norms) < 2 or not c.noise[-1] > 0:
@@ -79,32 +117,39 @@ def calibrate(recorded: NormTrace | Mapping[str, ClassTrace]) -> dict[str, Const
                 f"The trace of {name} is empty: it contains no step with a positive learning rate. "
                 "Record at least one."
             )
+        exponent = TIED_EXPONENT if any(fnmatch.fnmatchcase(name, t) for t in tied) else EXPONENT
+        slowed = c.slowed.get(f"{exponent:g}")
+        if slowed is None:  # a trace of an earlier version, or of another optimizer
+            exponent, slowed = 0.0, c.noise
+        scale = c.noise[-1] / slowed[-1]  # lr^p, so that the last C is that of the whole run
         first = c.norms[0] ** 2
         values = [
-            (n**2 - k * first) / (c.count * s)
-            for n, k, s in zip(c.norms[1:], c.kept[1:], c.noise[1:], strict=True)
+            (n**2 - k * first) / (c.count * scale * s)
+            for n, k, s in zip(c.norms[1:], c.kept[1:], slowed[1:], strict=True)
             if s > 0
         ]
         late = values[len(values) // 2 :]
-        constants[name] = Constant(late[-1], min(late), max(late))
+        lr = scale ** (1 / exponent) if exponent else 1.0
+        constants[name] = Constant(late[-1], min(late), max(late), exponent, lr)
     return constants
+
+
+def law_of(c: TensorClass, constants: Constants) -> tuple[float, float]:
+    """The exponent p of the law for C of a class, and the learning rate that it refers to."""
+    if not isinstance(constants, Mapping):
+        return 0.0, 1.0
+    found = _calibrated(c, constants)
+    return found.exponent, found.lr
 
 
 def constant_of(c: TensorClass, constants: Constants, kept: float) -> Constant:
     """The constant of a class, with its bounds in a run in which decay leaves the fraction ``kept``
     of the initial mean square."""
     if isinstance(constants, Mapping):
-        found = constants.get(c.name, constants.get(ALL))
-        if found is None:
-            raise ValueError(
-                f"The constants are of the classes {', '.join(constants)}; there is none for "
-                f"{c.name}. Calibrate on a run of the same model, and give the optimizers of both "
-                "runs named parameters: AdamW(model.named_parameters())."
-            )
+        found = _calibrated(c, constants)
         by = TIED_MOVED if c.tied else MOVED
-        return Constant(
-            found.value, min(found.low / by, found.low * by), max(found.high / by, found.high * by)
-        )
+        low = min(found.low / by, found.low * by)
+        return replace(found, low=low, high=max(found.high / by, found.high * by))
     value = float(constants)
     if not (math.isfinite(value) and value > 0):
         raise ValueError(
@@ -121,6 +166,17 @@ def constant_of(c: TensorClass, constants: Constants, kept: float) -> Constant:
         else EMBEDDING
     )
     return Constant(value, min(low, value), max(high, value))
+
+
+def _calibrated(c: TensorClass, constants: Mapping[str, Constant]) -> Constant:
+    found = constants.get(c.name, constants.get(ALL))
+    if found is None:
+        raise ValueError(
+            f"The constants are of the classes {', '.join(constants)}; there is none for "
+            f"{c.name}. Calibrate on a run of the same model, and give the optimizers of both "
+            "runs named parameters: AdamW(model.named_parameters())."
+        )
+    return found
 
 
 def is_doubtful(c: TensorClass, kept: float) -> bool:

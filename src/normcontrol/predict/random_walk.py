@@ -2,8 +2,9 @@
 
 The model: under Adam every weight makes nearly a random walk with steps of size ``lr``, and decay
 reduces the distance. So the mean square q of each class of tensors follows ``q <- (1 - lr *
-decay)^2 q + C * lr^2``, where C is 1 if the gradients of all steps are independent. This file may
-not know how tensors are sorted into classes, or how C is found.
+decay)^2 q + C * lr^2``, where C is 1 if the gradients of all steps are independent. A calibrated C
+depends on the learning rate of the step. This file may not know how tensors are sorted into
+classes, or how C is found.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normcontrol.groups.classes import TensorClass, classes_of
-from normcontrol.predict.calibration import Constants, assumptions, constant_of, doubts
+from normcontrol.predict.calibration import (
+    Constants,
+    assumptions,
+    constant_of,
+    doubts,
+    law_of,
+)
 from normcontrol.predict.learning_rates import LearningRate, learning_rates
 from normcontrol.predict.prediction import ClassPrediction, Prediction
 
@@ -107,18 +114,17 @@ def decay_for(
 
     rates = {c.group: torch.tensor(lrs[c.group], dtype=torch.float64) for c in found}
 
+    laws = [(c.group, *law_of(c, constants)) for c in found]
+
     def reached(decay: float) -> float:
         ends = {
-            g: [float(x[-1]) for x in walk(rates[g], decays(method, rates[g], decay))]
-            for g in rates
+            (g, *law): [float(x[-1]) for x in walk(rates[g], decays(method, rates[g], decay), *law)]
+            for g, *law in set(laws)
         }
         squares = (
             c.count
-            * (
-                ends[c.group][0] * c.rms**2
-                + constant_of(c, constants, 0.0).value * ends[c.group][1]
-            )
-            for c in found
+            * (ends[key][0] * c.rms**2 + constant_of(c, constants, 0.0).value * ends[key][1])
+            for c, key in zip(found, laws, strict=True)
         )
         return math.sqrt(max(sum(squares), 0.0) / start)
 
@@ -166,16 +172,20 @@ def decays(method: str, lrs: Sequence[float] | Tensor, weight_decay: float) -> T
     return fractions
 
 
-def walk(lrs: Sequence[float] | Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
+def walk(
+    lrs: Sequence[float] | Tensor, fractions: Tensor, exponent: float = 0.0, reference: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """``kept`` and ``noise`` at every step from 0 on, for the learning rates of steps 1, 2, ... and
-    the fractions of :func:`decays`. The mean square of a class is ``kept * initial + C * noise``.
+    the fractions of :func:`decays`. The mean square of a class is ``kept * initial + C * noise``,
+    where C is that of the learning rate ``reference``; it is proportional to ``lr^-exponent``.
 
     This is the recursion in closed form. What a step adds is reduced by the decay of all later
     steps; the products of these factors are computed as sums of logarithms.
     """
     lrs = torch.as_tensor(lrs, dtype=torch.float64)
     logs = 2 * (1 - fractions).clamp(min=1e-12).log().cumsum(0)
-    noise = (logs + torch.logcumsumexp(2 * lrs.log() - logs, 0)).exp()
+    added = (2 - exponent) * lrs.log() + exponent * math.log(reference)
+    noise = (logs + torch.logcumsumexp(added - logs, 0)).exp()
     first = torch.zeros(1, dtype=torch.float64)
     return torch.cat([first, logs]).exp(), torch.cat([first, noise])
 
@@ -191,12 +201,13 @@ def _predict(
 ) -> Prediction:
     found = classes_of(weights, tied)
     lrs = _lrs(lr, steps, found)
-    walks: dict[tuple[int, float], tuple[Tensor, Tensor]] = {}
+    walks: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
     classes = []
     for c in found:
-        key = c.group, _decay(c, weight_decay)
+        decay, law = _decay(c, weight_decay), law_of(c, constants)
+        key = c.group, decay, *law
         if key not in walks:
-            walks[key] = walk(lrs[c.group], decays(method, lrs[c.group], key[1]))
+            walks[key] = walk(lrs[c.group], decays(method, lrs[c.group], decay), *law)
         classes.append(_class(c, *walks[key], constants))
     start = sum(c.weights.count * c.weights.rms**2 for c in classes)
     ends = [

@@ -96,14 +96,12 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
     rates = torch.tensor(_rates(plan), dtype=torch.float64)
 
     def inverse_update(decay: float) -> float:
-        kept, noise = walk(rates, decays("AdamC", rates, decay))
-        return 1 / _root_mean_square(
-            _relative_updates(
-                plan,
-                plan.classes,
-                [kept * c.weights.rms**2 + c.constant.value * noise for c in plan.classes],
-            )
-        )
+        fractions = decays("AdamC", rates, decay)
+        squares = []
+        for c in plan.classes:
+            kept, noise = walk(rates, fractions, c.constant.exponent, c.constant.lr)
+            squares.append(kept * c.weights.rms**2 + c.constant.value * noise)
+        return 1 / _root_mean_square(_relative_updates(plan, plan.classes, squares))
 
     wanted = _root_mean_square(_relative_updates(plan, plan.classes))
     decay = solve(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ from normcontrol.groups.classes import regularised, sort_members
 from normcontrol.schedule import linear, trace
 from normcontrol.scope import SCOPES
 
+EXPONENTS = (0.35, 0.85)
+"""The exponents p for which sums of ``lr^(2 - p)`` are recorded, for
+:func:`normcontrol.predict.calibrate`: of matrices, and of embeddings tied to the head."""
+
 
 @dataclass(frozen=True)
 class ClassTrace:
@@ -38,12 +42,14 @@ class ClassTrace:
         norms: the norm at every record.
         kept: the fraction of the initial mean square that decay has left.
         noise: the sum of the squared learning rates of all steps, each reduced by later decay.
+        slowed: the same sum of ``lr^(2 - p)``, for every exponent p in ``EXPONENTS`` (as text).
     """
 
     count: int
     norms: list[float]
     kept: list[float]
     noise: list[float]
+    slowed: dict[str, list[float]] = field(default_factory=dict)
 
 
 def angle(before: Tensor, after: Tensor, moved: Tensor) -> Tensor:
@@ -110,8 +116,9 @@ class NormTrace:
             else optimizer.param_groups
         )
         self._sorted = sort_members(members) if self._groups else []
-        self._walk: list[tuple[Any, Any]] = [(1.0, 0.0)] * len(self._groups)
-        self._parts: list[tuple[Tensor, list[tuple[Any, Any]]]] = []
+        # For each group: what decay has left, then the sums of lr^2 and of lr^(2 - p).
+        self._walk: list[list[Any]] = [[1.0, 0.0, *(0.0 for _ in EXPONENTS)] for _ in self._groups]
+        self._parts: list[tuple[Tensor, list[list[Any]]]] = []
         self._classes: dict[str, ClassTrace] = {}
         self._records_angles = angles
         self._angles: list[Tensor | float] = []
@@ -131,7 +138,8 @@ class NormTrace:
             # Some optimizers have no learning rate. Then nothing can be calibrated.
             lr = 0.0 if group.get("lr") is None else group["lr"]
             left = (1 - lr * group.get("weight_decay", 0.0)) ** 2
-            self._walk[i] = self._walk[i][0] * left, self._walk[i][1] * left + lr**2
+            added = (0.0, lr**2, *(lr ** (2 - p) for p in EXPONENTS))
+            self._walk[i] = [x * left + a for x, a in zip(self._walk[i], added, strict=True)]
         if self._count % self.every == 0:
             self._record()
             if self._copies:
@@ -176,12 +184,20 @@ class NormTrace:
         under norm control."""
         for name, group, indices in self._sorted:
             records = self._classes.setdefault(
-                name, ClassTrace(sum(self.params[i].numel() for i in indices), [], [], [])
+                name,
+                ClassTrace(
+                    sum(self.params[i].numel() for i in indices),
+                    [],
+                    [],
+                    [],
+                    {f"{p:g}": [] for p in EXPONENTS},
+                ),
             )
             for parts, walk in self._parts[len(records.norms) :]:
                 records.norms.append(math.sqrt(sum(n * n for n in parts[indices].tolist())))
-                records.kept.append(float(walk[group][0]))
-                records.noise.append(float(walk[group][1]))
+                sums = records.kept, records.noise, *records.slowed.values()
+                for values, x in zip(sums, walk[group], strict=True):
+                    values.append(float(x))
         return self._classes
 
     def curve(self, smooth: int = 1) -> trace:
