@@ -1,5 +1,6 @@
 """Converts settings between methods: the decay of AdamW to a ratio for AdamWN, a decay for AdamC or
-a learning rate for AdamH, and back. It may not know how these methods are implemented.
+a learning rate for AdamH, and back. :func:`transfer` converts the settings of one size of a run to
+those of another. It may not know how these methods are implemented.
 
 No two of these methods are equivalent, so only one quantity can be made equal: the final norm, or
 the size of the updates relative to the weights. Every :class:`Recipe` says which. The conversions
@@ -11,7 +12,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,34 +23,11 @@ from normcontrol.predict.calibration import Constant, Constants
 from normcontrol.predict.learning_rates import LearningRate
 from normcontrol.predict.prediction import ClassPrediction, Prediction
 from normcontrol.predict.random_walk import Weights, decay_for, decays, solve, walk
+from normcontrol.predict.recipe import Recipe
+from normcontrol.predict.transfer import Size, transfer
 from normcontrol.schedule import Schedule, trace
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """The settings of a method that replaces another one.
-
-    Attributes:
-        method: the name of the method.
-        settings: its arguments. If they contain no learning rate, it stays the same.
-        equates: which quantity is equal under both methods.
-        doubts: reasons why the conversion may be wrong.
-    """
-
-    method: str
-    settings: dict[str, Any] = field(hash=False)
-    equates: str
-    doubts: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        settings = ", ".join(f"{key}={_short(value)}" for key, value in self.settings.items())
-        return "\n".join(
-            [
-                f"{self.method}({settings})",
-                f"equal: {self.equates}",
-                *(f"DOUBTFUL: {d}" for d in self.doubts),
-            ]
-        )
+__all__ = ["Recipe", "Size", "adamc", "adamh", "adamw", "adamwn", "transfer", "update_size"]
 
 
 def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
@@ -275,13 +252,3 @@ def _known(equal: str) -> str:
             "the updates relative to the weights)."
         )
     return equal
-
-
-def _short(value: Any) -> str:
-    """A setting as text, with four digits."""
-    if isinstance(value, trace):
-        return (
-            f"trace of {len(value.values)} points from {value.values[0]:.4g} to "
-            f"{value.values[-1]:.4g}"
-        )
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)
