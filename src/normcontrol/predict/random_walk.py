@@ -226,7 +226,7 @@ def _predict(
     )
     for doubt in doubted:
         warnings.warn(doubt, stacklevel=3)
-    assumed = assumptions(found, calibrated, shown=isinstance(weights, nn.Module))
+    assumed = assumptions(found, constants, shown=isinstance(weights, nn.Module))
     return Prediction(
         method,
         len(lrs[0]),
