@@ -77,6 +77,23 @@ def test_adamc_with_equal_updates_has_the_same_mean_square_of_them(plan):
     assert "root mean square over the run" in recipe.equates
 
 
+def test_recipes_use_a_c_that_depends_on_the_learning_rate():
+    constants = {c.name: predict.Constant(0.9, 0.5, 1.5, exponent=0.85, lr=5e-3) for c in CLASSES}
+    plan = predict.adamw(CLASSES, LRS, 0.3, constants=constants)
+    assert plan.ratio != pytest.approx(
+        predict.adamw(CLASSES, LRS, 0.3, constants=0.9).ratio, rel=0.05
+    )
+    norm, update = (
+        predict.adamc(
+            CLASSES, LRS, recipes.adamc(plan, equal).settings["weight_decay"], constants=constants
+        )
+        for equal in ("norm", "update")
+    )
+    assert norm.ratio == pytest.approx(plan.ratio, rel=1e-6)
+    ours, theirs = (math.sqrt(sum(u * u for u in updates(x))) for x in (update, plan))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
 def test_adamh_with_equal_updates_has_the_relative_updates_of_the_hidden_matrices(plan):
     recipe = recipes.adamh(plan, beta1=0.9)
     wanted = [math.sqrt(0.1 / 1.9) * u for u in updates(plan, ("up", "down"))]

@@ -183,6 +183,8 @@ def test_the_predictions_page_has_the_tables_of_its_results(scale, monkeypatch):
 
     result = json.loads((ROOT / f"results/predict_{scale}.json").read_text())
     assert predict.table(result) in (ROOT / "docs/predict.md").read_text()
+    halves = json.loads((ROOT / "results/predict_halves.json").read_text())
+    assert predict.predict_halves.table(halves) in (ROOT / "docs/predict.md").read_text()
 
 
 def test_the_page_of_transfer_has_the_tables_of_its_results(monkeypatch):
