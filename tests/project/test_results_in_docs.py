@@ -3,6 +3,7 @@ records."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -81,3 +82,54 @@ def test_the_table_of_methods_is_that_of_the_family():
     assert set(shown.values()) == {"supported"}
     unclear = {arm: claim("family-tiny", f"{arm} has a lower")[0] for arm in ("AdamH", "CPR-WS")}
     assert set(unclear.values()) == {"not shown"}
+
+
+@pytest.fixture
+def facts(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("record_facts")
+
+
+@pytest.mark.parametrize("page", ["docs/make_results.py", "docs/results.md"])
+def test_the_records_whose_seconds_are_too_few_are_those_that_the_page_names(page, facts):
+    text = read(page)
+    part = text[text.index("The `seconds` in some records") : text.index("A run that was stopped")]
+    small, tiny = facts.too_short("claims-small"), facts.too_short("claims-tiny")
+    assert (list(small), list(tiny)) == ([1500], [1000])
+    (first, least), (second, second_least) = small[1500], tiny[1000]
+    low, high = first[0].seconds, first[-1].seconds
+    assert len(first) == 5
+    assert f"five of 1,500 steps have {low:.0f} to {high:.0f} s, where others" in part
+    low, high = (record.seconds for record in second)
+    assert f"two of 1,000 steps have {low:.0f} and {high:.0f} s, where others" in part
+    for seconds in (least, second_least):
+        assert f"need at least {seconds:.0f} s" in part
+    for record in first:
+        config = record.config
+        value = "weight_decay" if config["ratio"] is None else "ratio"
+        assert f"lr={config['lr']:g}" in part
+        assert f"{value}={config[value]:g}" in part or f"and {config[value]:g}, seed=" in part
+    assert {facts.label(record) for record in second} == {
+        f"{arm} lr=0.003 weight_decay=0.09 seed=3" for arm in ("AdamW", "AdamW from scaled weights")
+    }
+
+
+@pytest.mark.parametrize("page", ["docs/make_results.py", "docs/results.md"])
+def test_the_lead_on_the_other_text_is_that_of_the_chosen_setting(page, facts):
+    lead = facts.lead_on_owt()
+    numbers = f"{lead['0.3']:.3f} over a decay of 0.3 and {lead['1']:.3f} over a decay of 1"
+    assert f"AdamWN's lead there is {numbers}" in read(page)
+    assert "AdamWN lr=0.002 ratio=2 ended" in section("claims-small")
+
+
+def test_the_effective_decays_of_adamwn_are_those_of_the_records(facts):
+    decays = facts.effective_decays()
+    text = read("docs/recipes.md")
+    falls = [numbers["decay fell"] for numbers in decays.values()]
+    assert f"of the {len(decays)} runs of 1,500 steps with rate 0.1" in text
+    (lr,) = {round(numbers["lr fell"], 1) for numbers in decays.values()}
+    assert f"falls by a factor of {lr} and the effective decay by {min(falls):.1f} to" in text
+    assert f"to {max(falls):.1f} (the curve `decay` of the records)" in text
+    two, lower = (decays[f"AdamWN lr=0.002 ratio={r} seed=0"] for r in ("2", "1.6"))
+    assert f"decay of {two['AdamW']:.2f} or AdamC with {two['AdamC']:.2f} would" in text
+    assert f"ratio 1.6 it is {lower['AdamW']:.2f} and {lower['AdamC']:.2f}" in text
