@@ -4,7 +4,7 @@ By default it trains four runs, with four pairs of learning rate and decay. Runs
 finished are not trained again. With ``--runs`` it reads AdamW runs of the laboratory instead:
 folders of runs or of studies. Every norm is predicted twice: uncalibrated (C = 1), and with
 constants that were calibrated on the first run alone. ``--draw`` draws the figure of an earlier
-result.
+result. ``--halves`` fits the law of C to one half of the committed runs and tests it on the other.
 """
 
 from __future__ import annotations
