@@ -166,6 +166,10 @@ def main() -> None:
                 f"outside the bounds, {row['runs']}, {row['kind']}: {row['law']['outside']} of "
                 f"{row['pairs']} predictions"
             )
+        print(f"factors that widen the bounds (all classes, tied): {result['widening']}")
+        for title, ranges in result["C"].items():
+            values = (f"{n} {low:.2f} to {high:.2f}" for n, (low, high) in ranges.items())
+            print(f"C, {title}: {', '.join(values)}")
         if arguments.json:
             arguments.json.write_text(json.dumps(result, indent=1) + "\n")
         return

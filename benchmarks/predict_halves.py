@@ -123,6 +123,44 @@ def predicted(a: Run, b: Run, kind: str, law: bool) -> tuple[float, bool]:
     return p.ratio * start / end - 1, p.low <= end / start <= p.high
 
 
+def needed(pairs: Sequence[tuple[Run, Run]], kind: str, moved: float | None = None) -> float:
+    """The smallest factor, in steps of 0.1, by which the bounds of C have to be widened so that
+    they contain the measured norm of the second run of every pair, calibrated on the first. With
+    ``moved`` it is that of the tied embedding, and ``moved`` is the one of all other classes."""
+    constants = {a: predict.calibrate(a.trace(), a.tied) for a, _ in pairs}
+
+    def contained(a: Run, b: Run, factor: float) -> bool:
+        low = high = measured = 0.0
+        for c in (c for c in b.classes if c.hidden or kind == "all"):
+            start, end = (b.norms[s][c.name] ** 2 for s in ends(b))
+            constant, by = constants[a][c.name], factor if c.tied else moved or factor
+            kept, noise = (x[-1] for x in b.walk(constant.exponent))
+            noise *= c.count * constant.lr**constant.exponent
+            bounds = [x * y for x in (constant.low, constant.high) for y in (by, 1 / by)]
+            low += max(kept * start + min(bounds) * noise, 0.0)
+            high += max(kept * start + max(bounds) * noise, 0.0)
+            measured += end
+        return low <= measured <= high
+
+    factors = (round(1 + 0.1 * i, 1) for i in range(100))
+    return next(f for f in factors if all(contained(a, b, f) for a, b in pairs))
+
+
+def widening(models: Sequence[Sequence[Run]]) -> list[float]:
+    """The factors that are needed within each of some sets of runs, of all classes and of tied
+    embeddings."""
+    pairs = [pair for runs in models for pair in permutations(runs, 2)]
+    moved = needed(pairs, "hidden matrices")
+    return [moved, needed(pairs, "all", moved)]
+
+
+def ranges(runs: Sequence[Run]) -> dict[str, list[float]]:
+    """The smallest and largest C of every class, each from its own run."""
+    found = [predict.calibrate(run.trace()) for run in runs]
+    values = {n: [constants[n].value for constants in found] for n in found[0]}
+    return {n: [min(v), max(v)] for n, v in values.items()}
+
+
 def halves() -> dict[str, Any]:
     """Fit, then test. The exponents in use are those of the library."""
     models = {title: load(studies) for title, studies in STUDIES.items()}
@@ -146,6 +184,13 @@ def halves() -> dict[str, Any]:
         "fitted": fitted,
         "in use": dict(zip(("hidden matrices", "tied embedding"), EXPONENTS, strict=True)),
         "rows": rows,
+        "widening": {
+            "first halves": widening(
+                [[r for r in runs if not is_test(r)] for runs in models.values()]
+            ),
+            "all runs": widening(list(models.values())),
+        },
+        "C": {title: ranges(runs) for title, runs in models.items()},
     }
 
 

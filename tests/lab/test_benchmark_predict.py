@@ -13,6 +13,7 @@ from normcontrol.lab.study import records
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.loop import train
 from normcontrol.lab.training.run_folder import ENVIRONMENT
+from normcontrol.predict import calibration
 from normcontrol.predict.calibration import ALL
 from normcontrol.watch.trace import EXPONENTS
 
@@ -154,6 +155,18 @@ def test_the_law_of_c_is_that_of_the_first_half_and_holds_in_the_second():
         if row["kind"] == "all":
             assert row["law"]["rms"] < 0.18
             assert row["constant"]["rms"] > 0.25
+
+
+def test_the_bounds_of_c_contain_all_measured_ones():
+    result = json.loads((ROOT / "results/predict_halves.json").read_text())
+    moved, tied_moved = result["widening"]["all runs"]
+    assert moved <= calibration.MOVED < moved + 0.15
+    assert tied_moved <= calibration.TIED_MOVED < tied_moved + 0.15
+    for ranges in result["C"].values():
+        for name, (low, high) in ranges.items():
+            bounds = calibration.TIED if name == "wte.weight" else calibration.MATRIX
+            if name != "wpe.weight":  # embeddings that are not tied have no lower bound but 0
+                assert bounds[0] <= round(low, 2) <= high <= bounds[1]
 
 
 @pytest.mark.parametrize(
