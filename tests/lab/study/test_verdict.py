@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from normcontrol.lab.report import panels
 from normcontrol.lab.report.study_page import curve, drawn
 from normcontrol.lab.study.cells import Study, grid
+from normcontrol.lab.study.claims import Claim, lower
 from normcontrol.lab.study.verdict import judge
 from normcontrol.lab.training.config import Config
 
@@ -51,6 +52,13 @@ def test_a_difference_that_is_there_is_shown_with_its_interval_and_the_tuning():
     # The curve is a straight line down to 2.98, which passes 3.00 near its end.
     assert row["steps to baseline"] == "100%"
     assert not verdict.flags
+
+
+def test_beside_claims_a_difference_is_shown_by_itself_only():
+    claim = Claim("c", "It is lower.", "it is higher", lower("AdamWN", "AdamW"))
+    study = Study("s", two_arms, baseline="AdamW", claims=(claim,))
+    first, *_ = judge(FakeLedger(study, outcome())).sentences()
+    assert first.endswith("tested by others): shown by itself.")
 
 
 def test_arms_with_unequal_trials_are_not_shown_to_differ():

@@ -151,7 +151,7 @@ class Verdict:
         compared = [row for row in self.rows if row is not base and row.difference]
         # Arms with another method come before arms with the baseline's at other settings.
         for row in sorted(compared, key=lambda r: _method(r) == _method(base))[:1]:
-            found += [_comparison(row, base), _tuning(row, base)]
+            found += [_comparison(row, base, bool(self.study.claims)), _tuning(row, base)]
         if not compared:
             found.append(
                 f"{base.trial.name} ended at a validation loss of {base.trial.mean():.4f}; no "
@@ -340,7 +340,9 @@ def _better(choice: Choice) -> str | None:
     )
 
 
-def _comparison(row: Row, base: Row) -> str:
+def _comparison(row: Row, base: Row, has_claims: bool) -> str:
+    """The difference of two arms. Claims are tested together: what is shown by itself need not be
+    shown among them."""
     found, compared = row.differences["val_loss"], row.comparison
     assert compared is not None
     how = "lower" if found.mean < 0 else "higher"
@@ -362,7 +364,7 @@ def _comparison(row: Row, base: Row) -> str:
         return f"{text}: not shown, because {'; '.join(unfair)}."
     if is_lower(compared).outcome == NOT_SHOWN:
         return f"{text}: not shown, because another trial of the arm that ended higher did better."
-    return f"{text}: shown."
+    return f"{text}: shown{' by itself' if has_claims else ''}."
 
 
 def _tuning(row: Row, base: Row) -> str:
