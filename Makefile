@@ -44,6 +44,7 @@ figures: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python examples/grokking.py --figure docs/figures/grokking.png
 	$(BIN)/python docs/make_results.py
 	$(BIN)/python docs/figures/make_transfer.py
+	$(BIN)/python docs/figures/make_settle.py
 	$(BIN)/python benchmarks/predict.py --draw results/predict_tiny.json --figure docs/figures/predict.png
 	$(BIN)/python benchmarks/predict.py --draw results/predict_small.json --figure docs/figures/predict_small.png
 

@@ -52,6 +52,11 @@ rate a gain of 0.8 ended higher than AdamW in each of three seeds, by 0.10 on av
 for the test, too few to show it. At other depths (three seeds), widths, horizons and batches (one seed) the differences are smaller.
 "No tuning" is not shown: the tuning chose 0.8, so both arms are the same runs.
 
+With the right controls ([settle](settle.md), 45 M weights, all arms from the same start, tuned alike, fresh seeds): no claim is decided. AdamWN
+ended below AdamW by 0.0158 ± 0.0155 in seven seeds, which is shown by itself, but not among the claims that are tested together. AdamC and
+AdamWN differ by 0.0011 ± 0.0178, and AdamW that replays the decay of AdamWN's run with another seed, without feedback, ended 0.0064 ± 0.0193 below
+AdamWN: whether they are level within 0.01 is not shown.
+
 How to read the tables: a difference pairs runs that share initial weights and the order of the data, ± is half of its 95 % interval, and
 *pairs* is their number. The setting of an arm is chosen by some seeds (the first third of those that all its trials have, at least one) and
 tested by the others, so that the luck of a choice is not counted as a result. *Shown* means that zero is outside the interval, and that the

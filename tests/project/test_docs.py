@@ -155,6 +155,7 @@ def test_the_figures_are_those_that_the_scripts_make():
         "predict_small.png",  # benchmarks/predict.py
         "grokking.png",  # examples/grokking.py
         "transfer.png",  # docs/figures/make_transfer.py
+        "settle.png",  # docs/figures/make_settle.py
         "flow.png",  # docs/figures/make_flow.py
     }
     assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made | made_elsewhere
@@ -195,3 +196,14 @@ def test_the_page_of_transfer_has_the_tables_of_its_results(monkeypatch):
     assert make_transfer.table(found) in page
     assert make_transfer.differences(make_transfer.losses(found)) in page
     assert make_transfer.worst(found) in page
+
+
+def test_the_page_of_settle_has_the_tables_of_its_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+    import make_settle
+
+    page, found = (ROOT / "docs/settle.md").read_text(), make_settle.evidence()
+    for part in (make_settle.tuning, make_settle.seeds, make_settle.differences):
+        assert part(found) in page
+    assert make_settle.claims() in page
+    assert make_settle.decays(found) in page

@@ -133,3 +133,17 @@ def test_the_effective_decays_of_adamwn_are_those_of_the_records(facts):
     two, lower = (decays[f"AdamWN lr=0.002 ratio={r} seed=0"] for r in ("2", "1.6"))
     assert f"decay of {two['AdamW']:.2f} or AdamC with {two['AdamC']:.2f} would" in text
     assert f"ratio 1.6 it is {lower['AdamW']:.2f} and {lower['AdamC']:.2f}" in text
+
+
+@pytest.mark.parametrize("page", ["docs/settle.md", "docs/make_results.py"])
+def test_what_settle_shows_is_what_its_claims_say(page):
+    text = read(page)
+    for claimed in ("AdamWN has a lower validation loss than AdamW.", "Feedback does not matter"):
+        outcome, numbers = claim("settle-small", claimed)
+        assert outcome == "not shown", f"{page} has to say what is shown now"
+        (found,) = differences(numbers)
+        assert rounded(found, 4).lstrip("-") in text
+    outcome, numbers = claim("settle-small", "AdamWN has a lower validation loss than AdamC.")
+    assert outcome == "not shown"
+    assert f"differ by {rounded(differences(numbers)[0], 4)}" in text
+    assert "no claim is decided" in text

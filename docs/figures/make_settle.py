@@ -1,0 +1,161 @@
+"""Draws docs/figures/settle.png from the records of the study ``settle``, and prints the tables of
+the page settle.md: ``python docs/figures/make_settle.py``.
+
+It reads records and trains nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from normcontrol.lab.studies import settle
+from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, REPLAYED, TUNING
+from normcontrol.lab.study.comparison import choose
+from normcontrol.lab.study.evidence import Evidence, Trial, difference
+from normcontrol.lab.study.verdict import judge
+from normcontrol.lab.training.optimizers import lr_at
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parents[1] / "results" / "settle-small"
+STYLES = {
+    ADAMW: ("#d62728", "s"),
+    ADAMC: ("#8a8a8a", "^"),
+    ADAMWN: ("#2171b5", "o"),
+    REPLAYED: ("#6baed6", "v"),
+}
+"""Colour and marker of each arm that was run."""
+
+
+def evidence() -> Evidence:
+    """The cells and records of the study."""
+    ledger = open_folder(RESULTS)
+    done = ledger.results()
+    return Evidence(ledger.cells(done), done)
+
+
+def chosen(found: Evidence, arm: str) -> Trial:
+    choice = choose(found.trials(arm))
+    assert choice is not None
+    return choice.trial
+
+
+def tuning(found: Evidence) -> str:
+    """The trials of every tuned arm with seed 0, in the order in which they were run."""
+    rows = [["arm", "trials and their losses, the best one in bold"], ["---"] * 2]
+    for arm in (ADAMW, ADAMWN, ADAMC):
+        order = {c.trial: None for c in found.cells if (c.arm, c.part) == (arm, TUNING)}
+        by_name = {t.settings: t for t in found.trials(arm, TUNING)}
+        best = min(by_name.values(), key=lambda t: t.mean())
+        words = []
+        for name in order:
+            trial = by_name[name]
+            text = f"{' '.join(f'{v:g}' for _, v in trial.cells[0].settings)}: {trial.mean():.4f}"
+            words.append(f"**{text}**" if trial is best else text)
+        rows.append([f"{arm} (lr, {settle.ARMS[arm].key})", "; ".join(words)])
+    return table(rows)
+
+
+def seeds(found: Evidence) -> str:
+    """The loss of every arm by fresh seed."""
+    trials = [chosen(found, arm) for arm in STYLES]
+    every = [seed for seed in trials[0].seeds if seed]
+    rows = [["validation loss, seed", *map(str, every), "mean", "s.d."]]
+    rows.append(["---"] * len(rows[0]))
+    for trial in trials:
+        losses = {s: trial.values(seeds=[s])[0] for s in every if s in trial.by_seed}
+        cells = [f"{losses[s]:.4f}" if s in losses else "-" for s in every]
+        values = list(losses.values())
+        spread = f"{statistics.stdev(values):.4f}"
+        rows.append([trial.name, *cells, f"{statistics.fmean(values):.4f}", spread])
+    return table(rows)
+
+
+def differences(found: Evidence) -> str:
+    """Every pair of arms in the fresh seeds that both have, on both texts."""
+    rows = [["difference", "validation loss", "on owt", "pairs", "detectable"], ["---"] * 5]
+    pairs = ((ADAMWN, ADAMW), (REPLAYED, ADAMWN), (ADAMWN, ADAMC))
+    for one, other in (*pairs, (REPLAYED, ADAMW), (ADAMC, ADAMW)):
+        trials = chosen(found, one), chosen(found, other)
+        fresh = [seed for seed in trials[0].seeds if seed]
+        less, owt = (difference(*trials, key, fresh) for key in ("val_loss", "val_loss_owt"))
+        assert less is not None
+        assert less.detectable is not None
+        detectable = f"{less.detectable:.4f}"
+        rows.append([f"{one} minus {other}", str(less), str(owt), str(less.n), detectable])
+    return table(rows)
+
+
+def claims() -> str:
+    """The outcome of every claim."""
+    rows = [["claim", "outcome", "numbers"], ["---"] * 3]
+    for claim, finding in judge(open_folder(RESULTS)).findings:
+        rows.append([claim.name, f"**{finding.outcome}**", finding.text() or "-"])
+    return table(rows)
+
+
+def decays(found: Evidence) -> str:
+    """What AdamWN's control amounted to: the constant decay of AdamW or AdamC that shrinks the
+    weights as much over the run, and the decay at some steps, by seed."""
+    at = (80, 160, 240, 400, 600, 800)
+    rows = [["seed", "AdamW's decay", "AdamC's decay", *(f"step {step}" for step in at)]]
+    rows.append(["---"] * len(rows[0]))
+    trial = chosen(found, ADAMWN)
+    for cell, record in zip(trial.cells, trial.records, strict=True):
+        if cell.seed in settle.SEEDS:
+            steps, values = record.curves["decay"]
+            rates = [lr_at(cell.config, step) for step in steps]
+            shrunk = sum(lr * value for lr, value in zip(rates, values, strict=True))
+            squares = sum(lr**2 for lr in rates) / cell.config.optim.lr
+            numbers = (shrunk / sum(rates), shrunk / squares)
+            there = dict(zip(steps, values, strict=True))
+            row = [*numbers, *(there[step] for step in at)]
+            rows.append([str(cell.seed), *(f"{number:.2f}" for number in row)])
+    return table(rows)
+
+
+def table(rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def draw(found: Evidence, path: Path) -> None:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for i, (arm, (colour, marker)) in enumerate(STYLES.items()):
+        trial = chosen(found, arm)
+        fresh = [seed for seed in trial.seeds if seed]
+        where = [seed + 0.12 * (i - 1.5) for seed in fresh]
+        left.plot(where, trial.values(seeds=fresh), marker, color=colour, label=arm, ms=5)
+        left.axhline(statistics.fmean(trial.values(seeds=fresh)), color=colour, lw=0.8, alpha=0.6)
+    left.set(xlabel="fresh seed", ylabel="validation loss")
+    left.legend(fontsize=7, frameon=False)
+    trial = chosen(found, ADAMWN)
+    for cell, record in zip(trial.cells, trial.records, strict=True):
+        if cell.seed in settle.SEEDS:
+            steps, values = record.curves["decay"]
+            right.plot(steps[4:], values[4:], color=STYLES[ADAMWN][0], lw=0.8)
+    config = trial.config
+    every = range(20, config.run.steps + 1)
+    for arm in (ADAMW, ADAMC):
+        o = chosen(found, arm).config
+        power = int(arm == ADAMC)
+        lines = [o.optim.weight_decay * (lr_at(o, s) / o.optim.lr) ** power for s in every]
+        right.plot(every, lines, color=STYLES[arm][0], lw=1.2)
+    right.set(xlabel="step", ylabel="decay: shrinkage / learning rate", ylim=(0, 1.3))
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    found = evidence()
+    for text in (tuning(found), seeds(found), differences(found), claims(), decays(found)):
+        print(text, end="\n\n")
+    draw(found, HERE / "settle.png")
+
+
+if __name__ == "__main__":
+    main()
