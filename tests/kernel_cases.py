@@ -1,12 +1,10 @@
 """Cases for the tests of the Triton kernels: on a GPU, or on a CPU through Triton's interpreter.
 
-The interpreter must be chosen before Triton is imported. Without a GPU, each test file therefore
-runs itself in a process of its own.
+The interpreter must be chosen before Triton is imported. Without a GPU, ``test_interpreted.py``
+therefore runs them in a process of their own.
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,34 +15,17 @@ from normcontrol import AdamWN
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if CUDA else "cpu"
-STEPS = 100 if CUDA else 6
+STEPS = 100 if CUDA else 4
 RAGGED = [1, 2, 3, 31, 127, 128, 511, 512, 513, 1000, 2047, 2048, 2049, 4095, 4097, 5000]
 SOME = [3, 513, 2100]
 LR, BETAS = 3e-3, (0.9, 0.95)
 
 here = pytest.mark.skipif(
-    not CUDA and not INTERPRETED, reason="runs in a process of its own, under Triton's interpreter"
+    not CUDA and not INTERPRETED,
+    reason="tests/steppers/test_interpreted.py runs it in Triton's interpreter",
 )
 on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: make gpu-test")
-needs_a_process = pytest.mark.skipif(CUDA or INTERPRETED, reason="the tests of this file run here")
-
-
-in_two_parts = pytest.mark.parametrize(
-    "marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)]
-)
-"""The interpreter is slow: some tests of a file run with the slow ones."""
 slow_if_interpreted = () if CUDA else pytest.mark.slow
-
-
-def run_interpreted(file: str, marked: str = "not slow") -> None:
-    """Run the tests of a file with these marks under Triton's interpreter, in another process."""
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [*command, "-m", marked, file], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
 
 
 def tensors(sizes=SOME, dtype=torch.float32, shift=0) -> list[nn.Parameter]:

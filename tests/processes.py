@@ -1,7 +1,6 @@
 """Runs a function on several processes that form a gloo process group, and returns the results.
 
-The processes are forked from a server that has torch imported already, so that a group of four
-starts in a second.
+The processes are forked from a server that has torch imported already.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-
-_context = mp.get_context("forkserver")
-_context.set_forkserver_preload(
-    [f"torch.distributed.{part}" for part in ("fsdp", "tensor.parallel", "checkpoint", "optim")]
-)
+from fork_server import Ended, Python, context
 
 
 def run(
@@ -36,12 +31,14 @@ def run(
 ) -> list[Any]:
     """Run ``function(*args)`` on every rank and return the results by rank. An error on a rank is
     an error of the caller, except on the ranks in ``died``."""
+    # Triton reads this variable when it is imported, which the server has done.
+    start = mp.get_context("spawn") if "TRITON_INTERPRET" in environ else context
     with tempfile.TemporaryDirectory() as folder:
         each = [
             (pickle.dumps((function, args)), rank, ranks, folder, timeout, environ)
             for rank in range(ranks)
         ]
-        processes = [_context.Process(target=_rank, args=given, daemon=True) for given in each]
+        processes = [start.Process(target=_rank, args=given, daemon=True) for given in each]
         for process in processes:
             process.start()
         for process in processes:
@@ -68,6 +65,21 @@ def run(
         if errors:
             raise AssertionError("\n".join(errors))
         return results
+
+
+def as_torchrun(ranks: int, *command: str) -> list[Ended]:
+    """Run ``python *command`` on every rank with the variables that torchrun sets, and return how
+    each ended."""
+    # The ranks meet at this store, as at that of torchrun's agent: its port cannot be taken.
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    variables = {
+        **{"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)},
+        **{"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(ranks)},
+    }
+    started = [
+        Python(*command, RANK=str(rank), LOCAL_RANK=str(rank), **variables) for rank in range(ranks)
+    ]
+    return [process.end() for process in started]
 
 
 def _rank(

@@ -17,7 +17,7 @@ from normcontrol import AdamWN, linear
 
 SCOPES = ["global", "group", "tensor", "row", "col", (0, 1)]
 ORDERS = ["after", "before"]
-STEPS = 20
+STEPS = 8
 
 
 class Model(nn.Module):
@@ -96,7 +96,7 @@ def optimizer(model: nn.Module, scope: Any, order: str, **settings: Any) -> Adam
             "scope": scope if isinstance(scope, str) else "row",
         },
     ]
-    chosen = {"ratio": linear(1.0, 1.5, steps=10), "rate": 0.2, **settings}
+    chosen = {"ratio": linear(1.0, 1.5, steps=6), "rate": 0.2, **settings}
     return AdamWN(groups, lr=1e-2, scope=scope, order=order, **chosen)
 
 

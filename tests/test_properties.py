@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernel_cases import DEVICE, here, needs_a_process, run_interpreted
+from kernel_cases import DEVICE, here
 from stepwise import LR, Stepwise, Weight
 from torch import nn
 
@@ -221,11 +221,6 @@ def test_any_settings_and_events_give_algorithm_1(path, case, events):
 @NOTICE_EDITS
 def test_any_settings_and_events_give_algorithm_1_in_kernels(case, events):
     happen("kernels", case, events)
-
-
-@needs_a_process
-def test_the_kernels_under_the_interpreter():
-    run_interpreted(__file__ + "::test_any_settings_and_events_give_algorithm_1_in_kernels")
 
 
 def happen(path, case, events) -> None:

@@ -57,7 +57,7 @@ ONE, OTHER = (
         ("fsdp and tensor parallel", 4, ONE),
     ],
 )
-def test_weights_after_20_steps_are_those_of_one_process(layout, ranks, cases):
+def test_the_weights_after_training_are_those_of_one_process(layout, ranks, cases):
     run(compare, ranks, layout, {case: on_one_process(*case) for case in cases})
 
 

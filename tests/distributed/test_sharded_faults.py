@@ -15,7 +15,7 @@ from spread import Model, optimizer, relative, shard, train, whole
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-STEPS, TIMEOUT = 8, 6
+STEPS, TIMEOUT = 8, 20
 
 
 def train_with_checkpoints(folder: str, fault: str | None) -> tuple[str, float] | list[Tensor]:

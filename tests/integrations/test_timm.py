@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fork_server import python
 
 CHECKS = Path(__file__).parent / "with_timm.py"
 
@@ -18,10 +17,7 @@ CHECKS = Path(__file__).parent / "with_timm.py"
     reason="timm is not installed (make installs it)",
 )
 def test_timm():
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(CHECKS)], env=env, capture_output=True, text=True, timeout=240
-    )
-    passed = [line for line in done.stdout.splitlines() if line.startswith("passed ")]
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = python(CHECKS)
+    passed = [line for line in done.out.splitlines() if line.startswith("passed ")]
+    assert done.status == 0, done.out + done.err
     assert len(passed) == CHECKS.read_text().count("\ndef check_")

@@ -1,19 +1,20 @@
 """Kills a run with SIGKILL at random moments, resumes it each time, and compares it with an
 uninterrupted run, bit by bit.
 
-``python tests/lab/kills.py 20`` does so twenty times over one run; the tests do it a few times.
+``PYTHONPATH=tests python tests/lab/kills.py 20`` does so twenty times over one run; the tests do it
+a few times.
 """
 
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+from fork_server import Python
 
 from normcontrol.lab.training import checkpoint
 from normcontrol.lab.training.config import Config
@@ -21,13 +22,12 @@ from normcontrol.lab.training.loop import train
 from normcontrol.lab.training.run_folder import CONFIG
 
 
-def start(config: Config, out: Path) -> subprocess.Popen:
+def start(config: Config, out: Path) -> Python:
     """Start or continue a run, in a process of its own."""
     if not (out / CONFIG).exists():
         out.mkdir(parents=True, exist_ok=True)
         config.save(out / CONFIG)
-    command = [sys.executable, "-m", "normcontrol.lab", "train", "--resume", str(out)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return Python("-m", "normcontrol.lab", "train", "--resume", out)
 
 
 def progress(out: Path) -> int:
@@ -41,16 +41,13 @@ def killed_and_resumed(config: Config, out: Path, kills: int, size: int, seed: i
     chance = random.Random(seed)
     for number, moment in enumerate(sorted(chance.uniform(0, size) for _ in range(kills)), 1):
         process = start(config, out)
-        while progress(out) <= moment and process.poll() is None:
-            time.sleep(0.002)
+        process.wait_for(lambda moment=moment: progress(out) > moment)
         time.sleep(chance.uniform(0, 0.05))
         process.kill()
-        process.communicate()
         print(f"kill {number}: at {progress(out) / size:.0%} of the metrics", flush=True)
-    process = start(config, out)
-    output, _ = process.communicate(timeout=600)
-    if process.returncode:
-        raise RuntimeError(output)
+    ended = start(config, out).end()
+    if ended.status:
+        raise RuntimeError(ended)
 
 
 def differences(one: Path, two: Path) -> list[str]:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import os
 import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from fork_server import python
 
 import normcontrol
 
@@ -120,16 +119,9 @@ def test_every_page_is_in_the_navigation_of_the_site():
 
 
 def run(*command: str, cwd: Path) -> str:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd,
-        env=env,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    ).stdout
+    ended = python(*command, cwd=cwd)
+    assert ended.status == 0, ended.err
+    return ended.out
 
 
 def test_the_quickstart_runs(tmp_path):

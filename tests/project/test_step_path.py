@@ -7,17 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from fork_server import python
 
 TOOL = Path(__file__).parents[2] / "tools" / "step_path.py"
 LIMITS = {"PlainStepper": (6, 12, 35), "FoldedStepper": (7, 14, 40), "FusedStepper": (7, 14, 40)}
 
 
 def paths(interpreted: bool) -> dict[str, tuple[int, ...]]:
-    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpreted else "0"}
-    command = [sys.executable, str(TOOL)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = dict(line.split(": ") for line in done.stdout.splitlines())
+    if interpreted:
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        command = [sys.executable, str(TOOL)]
+        printed = subprocess.run(command, env=environment, capture_output=True, text=True).stdout
+    else:
+        printed = python(TOOL).out
+    lines = dict(line.split(": ") for line in printed.splitlines())
     return {name: tuple(map(int, re.findall(r"\d+", text))) for name, text in lines.items()}
 
 

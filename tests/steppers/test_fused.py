@@ -16,11 +16,8 @@ from kernel_cases import (
     everything,
     gradients,
     here,
-    in_two_parts,
     kernels,
-    needs_a_process,
     run,
-    run_interpreted,
     slow_if_interpreted,
     tensors,
     worst,
@@ -32,12 +29,6 @@ from normcontrol import AdamWN, linear
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.cuda] if CUDA else []
-
-
-@needs_a_process
-@in_two_parts
-def test_this_file_under_the_interpreter(marked):
-    run_interpreted(__file__, marked)
 
 
 @here

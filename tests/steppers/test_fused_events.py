@@ -15,11 +15,8 @@ from kernel_cases import (
     everything,
     gradients,
     here,
-    in_two_parts,
     kernels,
-    needs_a_process,
     run,
-    run_interpreted,
     slow_if_interpreted,
     tensors,
     worst,
@@ -32,12 +29,6 @@ from normcontrol.steppers.tables import Launches
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.cuda] if CUDA else []
-
-
-@needs_a_process
-@in_two_parts
-def test_this_file_under_the_interpreter(marked):
-    run_interpreted(__file__, marked)
 
 
 @here
@@ -356,6 +347,7 @@ def shards_over_two_processes() -> None:
 
 
 @here
+@pytest.mark.slow
 @pytest.mark.skipif(CUDA, reason="tests/distributed/test_sharded_cuda.py does this on a GPU")
 def test_shards_over_two_processes_match_whole_tensors():
     run_processes(shards_over_two_processes, 2)

@@ -11,10 +11,8 @@ from kernel_cases import (
     gradients,
     here,
     kernels,
-    needs_a_process,
     on_gpu,
     run,
-    run_interpreted,
     tensors,
     worst,
 )
@@ -25,12 +23,6 @@ from normcontrol import AdamWN, linear
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.cuda] if CUDA else []
-
-
-@pytest.mark.slow
-@needs_a_process
-def test_this_file_under_the_interpreter():
-    run_interpreted(__file__)
 
 
 @on_gpu

@@ -7,12 +7,10 @@ import errno
 import json
 import re
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from fakes import FakeLedger, record
+from fork_server import Python
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.errors import LabError
@@ -169,15 +167,12 @@ def test_a_study_in_the_same_folder_is_refused(finished, study, capsys):
 def test_ctrl_c_saves_and_the_same_command_continues(config, tmp_path, capsys):
     out, longer = tmp_path / "out", flags(config.with_(steps=120, eval_every=120))
     asked = ["challenge", "--out", str(out), *longer, "--device", "cpu"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "normcontrol.lab", *asked], stdout=subprocess.PIPE, text=True
-    )
-    while process.poll() is None and len(metrics.read(out / "arms/adamw/seed-0")) < 5:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Stopped, and saved. To continue, give the same command again." in said
+    process = Python("-m", "normcontrol.lab", *asked)
+    process.wait_for(lambda: len(metrics.read(out / "arms/adamw/seed-0")) >= 5)
+    process.signal(signal.SIGINT)
+    ended = process.end()
+    assert ended.status == 130
+    assert "Stopped, and saved. To continue, give the same command again." in ended.out
     stopped = metrics.read(out / "arms/adamw/seed-0")
     assert main(asked) == 0
     whole = tmp_path / "whole"

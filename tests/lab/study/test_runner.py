@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import record_files
+from fork_server import Python, context
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.errors import Busy, LabError
 from normcontrol.lab.files import locked
 from normcontrol.lab.studies.opening import begin, open_folder
-from normcontrol.lab.study import records, worker
+from normcontrol.lab.study import executors, records, worker
 from normcontrol.lab.study.cells import identity
 from normcontrol.lab.study.records import write
 from normcontrol.lab.study.runner import Runner
@@ -27,10 +26,10 @@ from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.run_folder import opened
 
 
-def command(study: str, out: Path) -> list[str]:
-    """The command that runs a study in a process of its own."""
-    python = [sys.executable, "-m", "normcontrol.lab"]
-    return [*python, "study", study, "--out", str(out), "--device", "cpu"]
+def start(study: str, out: Path, *more: str) -> Python:
+    """Run a study in a process of its own."""
+    words = ("study", study, "--out", out, "--device", "cpu", *more)
+    return Python("-m", "normcontrol.lab", *words)
 
 
 def test_a_study_from_a_file_runs_all_cells_the_later_ones_chosen_by_the_earlier(
@@ -56,7 +55,8 @@ def test_a_study_from_a_file_runs_all_cells_the_later_ones_chosen_by_the_earlier
     assert record_files(out) == before
 
 
-def test_several_workers_give_the_same_numbers_as_one(study, tmp_path):
+def test_several_workers_give_the_same_numbers_as_one(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: context)
     one, two = (begin(tmp_path / str(n), study, "tiny") for n in (1, 2))
     assert Runner(one, device="cpu", workers=1).run().left == 0
     assert Runner(two, device="cpu", workers=2).run().left == 0
@@ -67,11 +67,9 @@ def test_several_workers_give_the_same_numbers_as_one(study, tmp_path):
 
 def test_a_killed_study_continues_where_it_was(study, tmp_path):
     out = tmp_path / "out"
-    process = subprocess.Popen(command(study, out))
-    while process.poll() is None and len(record_files(out)) < 2:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process = start(study, out)
+    process.wait_for(lambda: len(record_files(out)) >= 2)
+    process.kill()
     before = record_files(out)
     assert Runner(begin(out, study, "tiny"), device="cpu").run().left == 0
     after = record_files(out)
@@ -175,22 +173,18 @@ def test_a_second_command_on_a_study_is_refused_and_a_live_run_is_left_alone(
     config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
     out = tmp_path / "out"
     again = ["study", study, "--out", str(out), "--device", "cpu"]
-    process = subprocess.Popen(command(study, out), stdout=subprocess.PIPE, text=True)
+    process = start(study, out)
     try:
-        while process.poll() is None and not any(
-            len(metrics.read(folder)) > 5 for folder in (out / "work").glob("*")
-        ):
-            time.sleep(0.02)
+        process.wait_for(lambda: any(len(metrics.read(f)) > 5 for f in (out / "work").glob("*")))
         for words in (again, [*again, "--only", "seed=0"]):
             assert main(words) == 1
             said = capsys.readouterr()
             assert f"Another command is running the study in {out}" in said.err
             assert "finished" not in said.out
-        assert process.poll() is None
+        assert process.runs
         assert len(list((out / "work").glob("*/metrics.jsonl"))) == 1
     finally:
         process.kill()
-        process.communicate()
     assert (out / ".lock").exists()
     config.save(tmp_path / "base.json")  # the lock that the killed process left blocks nothing
     assert Runner(begin(out, study, "tiny"), device="cpu", only=("seed=0",)).run().left == 0
@@ -219,15 +213,15 @@ def make_out(ledger) -> Path:
 def test_the_workers_of_a_killed_study_end_with_it(study, tmp_path, config):
     config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
     out = tmp_path / "out"
-    process = subprocess.Popen([*command(study, out), "--workers", "2"])
-    runs = []
-    while process.poll() is None and len(runs) < 2:
-        runs = [f for f in (out / "work").glob("*") if len(metrics.read(f)) > 5]
-        time.sleep(0.05)
+    process = start(study, out, "--workers", "2")
+
+    def runs() -> list[Path]:
+        return [folder for folder in (out / "work").glob("*") if len(metrics.read(folder)) > 5]
+
+    process.wait_for(lambda: len(runs()) == 2)
     process.kill()
-    process.wait()
     deadline = time.monotonic() + 30
-    for folder in runs:
+    for folder in runs():
         while time.monotonic() < deadline:
             with contextlib.suppress(Busy), locked(folder / ".lock", "held"):
                 break
@@ -248,17 +242,14 @@ def test_a_study_that_could_not_start_leaves_nothing_in_the_way(study, tmp_path,
 def test_ctrl_c_saves_the_cell_that_is_running(study, tmp_path, config):
     config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
     out = tmp_path / "out"
-    process = subprocess.Popen(command(study, out), stdout=subprocess.PIPE, text=True)
-    while process.poll() is None and not any(
-        len(metrics.read(folder)) > 20 for folder in (out / "work").glob("*")
-    ):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    process = start(study, out)
+    process.wait_for(lambda: any(len(metrics.read(f)) > 20 for f in (out / "work").glob("*")))
+    process.signal(signal.SIGINT)
+    ended = process.end()
+    assert ended.status == 130
     assert (
         "Stopped (stopped by hand) with 0 cells finished and 4 or more left. To continue, give the "
-        "same command again." in said
+        "same command again." in ended.out
     )
     assert len(list((out / "work").glob("*/checkpoints/*.pt"))) == 1
 

@@ -4,11 +4,10 @@ runs no code. No run is started."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from fork_server import python
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint
@@ -80,14 +79,9 @@ except LabError as error:
 
 def test_when_the_disk_is_full_the_earlier_checkpoint_is_intact(tmp_path):
     """A limit on the file size simulates a full disk: both make a write fail in the middle."""
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert "The checkpoint of step 2 could not be written" in done.stdout, done.stderr
-    assert f"normcontrol train --resume {tmp_path}" in done.stdout
+    done = python("-c", FULL_DISK, tmp_path)
+    assert "The checkpoint of step 2 could not be written" in done.out, done.err
+    assert f"normcontrol train --resume {tmp_path}" in done.out
     [earlier] = (tmp_path / "checkpoints").iterdir()
-    assert f"The earlier checkpoint {earlier.name} is intact" in done.stdout
+    assert f"The earlier checkpoint {earlier.name} is intact" in done.out
     checkpoint.load(earlier)

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from fork_server import python
+from processes import as_torchrun
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.training import checkpoint, metrics
@@ -14,14 +17,18 @@ from normcontrol.lab.training.loop import train
 from normcontrol.lab.training.run_folder import CONFIG
 
 
-def torchrun(out, *command: str) -> str:
+def torchrun(*command: str) -> str:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = command or ("train", "--resume", str(out))
     done = subprocess.run(
-        [*launcher, "-m", "normcontrol.lab", *command], capture_output=True, text=True, timeout=240
+        [*launcher, "-m", "normcontrol.lab", *command], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def resume_on_two(out: Path) -> None:
+    for ended in as_torchrun(2, "-m", "normcontrol.lab", "train", "--resume", str(out)):
+        assert ended.status == 0, ended
 
 
 def losses(out):
@@ -39,7 +46,7 @@ def test_two_processes_compute_what_one_does_and_one_resumes_their_run(config, t
     config = config.with_(optimizer="AdamWN", micro_batch=2)
     assert train(config, tmp_path / "one")
     two = begin(config.with_(parallel=parallel), tmp_path / "two")
-    torchrun(two)
+    resume_on_two(two)
     assert losses(two) == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
     # The norms of classes, the angle and the effective decay are computed over both processes.
     of_two, of_one = (
@@ -59,7 +66,7 @@ def test_two_processes_resume_the_run_of_one(config, tmp_path):
     assert train(config, tmp_path / "one")
     before = losses(tmp_path / "one")
     checkpoint.latest(tmp_path / "one" / "checkpoints").unlink()
-    torchrun(tmp_path / "one")
+    resume_on_two(tmp_path / "one")
     assert losses(tmp_path / "one") == pytest.approx(before, abs=1e-5)
 
 
@@ -99,7 +106,7 @@ def test_a_challenge_on_two_processes_has_the_losses_of_one_process(config, tmp_
         *(f"--{key.replace('_', '-')}={value}" for key, value in flags.items()),
     ]
     assert main([*command, "--out", str(tmp_path / "one")]) == 0
-    printed = torchrun(tmp_path / "two", *command, "--out", str(tmp_path / "two"))
+    printed = torchrun(*command, "--out", str(tmp_path / "two"))
     assert printed.count("The page with the four panels is") == 1
     for arm in (tmp_path / "one").glob("**/metrics.jsonl"):
         twin = tmp_path / "two" / arm.parent.relative_to(tmp_path / "one")
@@ -115,5 +122,5 @@ threading.Thread(target=threading.Event().wait).start()  # would keep the interp
 print("done")
 exit_now(3)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (3, "done\nclosed\n"), done.stderr
+    done = python("-c", code)
+    assert (done.status, done.out) == (3, "done\nclosed\n"), done.err

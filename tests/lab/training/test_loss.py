@@ -4,8 +4,6 @@ CPU, and eager or compiled on a GPU."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -26,27 +24,8 @@ def rows(vocab: int, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Ten
     return logits.to(device), targets.to(device)
 
 
-@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="the tests below run here")
-def test_the_kernels_under_the_interpreter():
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-    ]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-
-
 @pytest.mark.skipif(
-    not INTERPRETED, reason="runs in a process of its own, under Triton's interpreter"
+    not INTERPRETED, reason="tests/steppers/test_interpreted.py runs it in Triton's interpreter"
 )
 @pytest.mark.parametrize("vocab", [7, 4096, 9001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

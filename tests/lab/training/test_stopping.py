@@ -31,12 +31,11 @@ def test_a_run_killed_at_random_moments_and_resumed_is_bit_equal(longer, tmp_pat
 def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(longer, tmp_path, stop):
     out = tmp_path / "run"
     process = kills.start(longer.with_(steps=100_000, checkpoint_every=100_000), out)
-    while len(metrics.read(out)) < 20 and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(stop)
-    output, _ = process.communicate(timeout=60)
-    assert f"Stopped, and saved. To continue:\n  normcontrol train --resume {out}" in output
-    assert process.returncode == 130
+    process.wait_for(lambda: len(metrics.read(out)) >= 20)
+    process.signal(stop)
+    ended = process.end()
+    assert f"Stopped, and saved. To continue:\n  normcontrol train --resume {out}" in ended.out
+    assert ended.status == 130
     state = checkpoint.load(checkpoint.latest(out / "checkpoints"))
     assert metrics.read(out)[-1]["step"] == state["step"]
 
