@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quickstart test test-all test-versions bench dist docs figures gpu-test ray-test clean
+.PHONY: demo quickstart test check pytest test-all test-versions bench dist docs figures gpu-test ray-test mutations clean
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
 demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and the control that matters
@@ -14,14 +14,19 @@ quickstart: $(READY)  ## train a small network with AdamW and with AdamWN, and s
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)  ## lint, types, tests, doctests
+	$(MAKE) --no-print-directory --jobs 2 check pytest
+
+check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -m 'not slow'
+
+pytest: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 test-all: test  ## and the slow tests, some of which need more packages
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 bench: $(READY)  ## time and memory beside torch's own AdamW, as ratios
 	$(BIN)/python benchmarks/step_cpu.py --json results/step_cpu.json
@@ -61,6 +66,9 @@ test-versions:  ## the core tests on the oldest, the pinned and the newest torch
 ray-test: $(READY)  ## studies on Ray: a cluster of two nodes on this machine, one of which is killed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/python -m pytest -m slow -k ray tests/lab/study
+
+mutations: $(READY)  ## break the controller, one line at a time: the tests must notice; half an hour
+	$(BIN)/python tools/mutations.py
 
 gpu-test:  ## the tests that need CUDA, with the Python that has it
 	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -rl --include='test_*.py' 'mark\.cuda' tests)

@@ -13,7 +13,7 @@ from torch import nn
 
 from normcontrol import AdamWN, cosine, linear
 
-FEW, MANY = 100, 2000
+FEW, MANY = 100, 800
 SETTINGS = {"ratio": linear(1.0, 2.0, steps=50), "rate": cosine(0.1, 0.01, steps=500)}
 MAKERS = {
     "plain": lambda params: AdamWN(params, foreach=False, **SETTINGS),

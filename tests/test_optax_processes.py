@@ -19,6 +19,7 @@ def run(folder, part, devices=1, dtype="float32"):
         **os.environ,
         "XLA_FLAGS": flags,
         "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "0",  # as in use, unlike in conftest.py
         "PYTHONPATH": str(ROOT / "src"),
     }
     command = [sys.executable, str(ROOT / "tests/optax_process.py"), part, str(folder), dtype]

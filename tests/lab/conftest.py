@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fork_server import context
 
 from normcontrol.lab.data.corpus import source
 from normcontrol.lab.data.prepare import prepare
+from normcontrol.lab.study import executors
 from normcontrol.lab.training.config import Config, Data, Model, Optim, Run
 
 # Tests run in parallel on few cores: several threads in each process would slow them down.
@@ -52,6 +54,12 @@ def config(corpus: Path) -> Config:
 
 
 @pytest.fixture
+def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers of studies begin with torch imported, where that is not what is tested."""
+    monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: context)
+
+
+@pytest.fixture
 def study(config: Config, tmp_path: Path) -> str:
     """A study of two arms and two seeds, in a file of its own."""
     path = tmp_path / "mine.py"
@@ -59,7 +67,8 @@ def study(config: Config, tmp_path: Path) -> str:
     path.write_text(
         textwrap.dedent(f"""
         from pathlib import Path
-        from normcontrol.lab.training.config import Config
+        from normcontrol.lab.study import executors
+from normcontrol.lab.training.config import Config
         from normcontrol.lab.study.cells import grid
 
         BASE = Config.load(Path({str(tmp_path / "base.json")!r})).with_(checkpoint_every=0)

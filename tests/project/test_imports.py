@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,9 +43,14 @@ ALLOWED = {("control", "watch")}
 """``opt.report()`` makes its table in ``watch``, imported when it is called."""
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> Iterator[str]:
     """The modules of the package that a file imports, at its top or anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -92,11 +98,12 @@ def test_the_library_does_not_import_what_only_the_laboratory_needs():
         assert inside in ("lab", "optax", "optax.py") or not names & needed, path
 
 
+@functools.cache
 def private_names() -> dict[str, set[Path]]:
     """The private names that the package defines, and the files that define them."""
     defined: dict[str, set[Path]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             name = None
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 name = node.name
@@ -120,7 +127,7 @@ def test_no_module_uses_a_private_name_of_another(folder):
     defined = private_names()
     found = []
     for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("normcontrol"):
                 found += [(path, a.name) for a in node.names if a.name.startswith("_")]
             if not isinstance(node, ast.Attribute) or path in defined.get(node.attr, {path}):

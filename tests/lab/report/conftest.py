@@ -4,7 +4,7 @@ import pytest
 from browser import MISSING, start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser():
     if MISSING:
         pytest.skip(f"needs {MISSING}, which is not installed")

@@ -17,7 +17,9 @@ from normcontrol.lab.study.replay import Comparison, seed_noise
 from normcontrol.lab.training.config import Config
 
 
-def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(study, tmp_path, capsys):
+def test_a_replay_gives_the_same_bits_and_notices_when_it_does_not(
+    study, tmp_path, capsys, quick_workers
+):
     out = tmp_path / "out"
     main(["study", study, "--out", str(out), "--device", "cpu", "--only", "weight_decay=0.1"])
     assert main(["study", "--replay", str(out), "--device", "cpu"]) == 0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from fakes import record_files
-from fork_server import Python, context
+from fork_server import Python
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.errors import Busy, LabError
 from normcontrol.lab.files import locked
 from normcontrol.lab.studies.opening import begin, open_folder
-from normcontrol.lab.study import executors, records, worker
+from normcontrol.lab.study import records, worker
 from normcontrol.lab.study.cells import identity
 from normcontrol.lab.study.records import write
 from normcontrol.lab.study.runner import Runner
@@ -55,8 +55,7 @@ def test_a_study_from_a_file_runs_all_cells_the_later_ones_chosen_by_the_earlier
     assert record_files(out) == before
 
 
-def test_several_workers_give_the_same_numbers_as_one(study, tmp_path, monkeypatch):
-    monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: context)
+def test_several_workers_give_the_same_numbers_as_one(study, tmp_path, quick_workers):
     one, two = (begin(tmp_path / str(n), study, "tiny") for n in (1, 2))
     assert Runner(one, device="cpu", workers=1).run().left == 0
     assert Runner(two, device="cpu", workers=2).run().left == 0
