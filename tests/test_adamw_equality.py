@@ -34,7 +34,7 @@ def everything(model) -> list[dict]:
 
 
 def assert_same_bits(
-    groups, steps=100, dtype=torch.float32, rate=None, scope="global", lr=3e-3, **settings
+    groups, steps=40, dtype=torch.float32, rate=None, scope="global", lr=3e-3, **settings
 ):
     theirs, ours = SmallModel(dtype), SmallModel(dtype)
     adamw = torch.optim.AdamW(groups(theirs), lr=deepcopy(lr), **settings)

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.cuda] if CUDA else []
 @pytest.mark.parametrize("order", ["after", "before"])
 @pytest.mark.parametrize("scope", ["global", "tensor"])
 def test_ragged_tensors_follow_algorithm_1(scope, order, shift):
-    params = tensors(RAGGED, shift=shift)
+    params = tensors(RAGGED if CUDA or not shift else RAGGED[::2], shift=shift)
     theta = {str(i): p.detach().double().cpu().numpy().copy() for i, p in enumerate(params)}
     sharing = [list(theta.values())] if scope == "global" else [[w] for w in theta.values()]
     algorithm_1(
@@ -97,13 +97,13 @@ def test_the_options_of_adam_match_torchs_implementation(options):
 def test_low_precision_weights_are_scaled_right_on_average(dtype):
     """Equal weights are multiplied by a factor that changes them by a fraction of one unit in the
     last place."""
-    params = [nn.Parameter(torch.full((8_000,), 1.5, dtype=dtype, device=DEVICE))]
+    params = [nn.Parameter(torch.full((4_000,), 1.5, dtype=dtype, device=DEVICE))]
     opt = kernels(params, ratio=0.0, rate=2e-4)
     opt.param_groups[0]["lr"] = 0.0
     run(opt, params, range(1, 5))
     mean, spread = params[0].double().mean().item(), params[0].double().std().item()
     assert torch.finfo(dtype).eps > 4e-4  # rounding to nearest would not change the weights
-    assert mean == pytest.approx(1.5 * (1 - 2e-4) ** 4, abs=5 * spread / 89)
+    assert mean == pytest.approx(1.5 * (1 - 2e-4) ** 4, abs=5 * spread / 63)
     assert spread > 0
 
 
@@ -112,11 +112,11 @@ def test_low_precision_weights_are_scaled_right_on_average(dtype):
 def test_adams_own_update_of_bf16_is_right_on_average(order):
     """Each step changes a weight by about a hundredth of one unit in the last place. Rounded to
     nearest, the weights would never change."""
-    params = [nn.Parameter(torch.ones(8_000, dtype=torch.bfloat16, device=DEVICE))]
+    params = [nn.Parameter(torch.ones(4_000, dtype=torch.bfloat16, device=DEVICE))]
     opt = kernels(params, ratio=1.0, rate=0.0, order=order)
     opt.param_groups[0]["lr"] = 1e-4
     for _ in range(5):
         params[0].grad = torch.ones_like(params[0])
         opt.step()
     spread = params[0].double().std().item()
-    assert params[0].double().mean().item() == pytest.approx(1 - 5e-4, abs=5 * spread / 89)
+    assert params[0].double().mean().item() == pytest.approx(1 - 5e-4, abs=5 * spread / 63)
