@@ -55,7 +55,7 @@ class Python:
     def runs(self) -> bool:
         return self._process.is_alive()
 
-    def wait_for(self, condition: Any, timeout: float = 240) -> None:
+    def wait_for(self, condition: Any, timeout: float = 600) -> None:
         """Wait until a condition holds, as long as the process runs."""
         end = time.monotonic() + timeout
         while self.runs and not condition():
@@ -67,7 +67,7 @@ class Python:
     def signal(self, number: int) -> None:
         os.kill(self._process.pid, number)
 
-    def end(self, timeout: float = 240) -> Ended:
+    def end(self, timeout: float = 600) -> Ended:
         """Wait for the end. A process that does not end in time is killed, and its status is
         negative."""
         self._process.join(timeout)

@@ -25,7 +25,7 @@ def run(
     function: Callable[..., Any],
     ranks: int,
     *args: Any,
-    timeout: float = 60,
+    timeout: float = 120,
     died: tuple[int, ...] = (),
     **environ: str,
 ) -> list[Any]:

@@ -170,7 +170,7 @@ class TestErrors:
 
 def test_importing_the_package_imports_no_jax():
     code = "import sys, normcontrol; assert not {'jax', 'optax', 'flax'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
 def test_a_missing_or_old_optax_is_an_import_error(monkeypatch):

@@ -38,6 +38,19 @@ class Opened:
         self.page.on("console", self._message)
         self.page.on("request", self._request)
 
+    def seconds_to_draw(self) -> float:
+        """The processor time that it takes to load the page again, whatever else the machine does."""
+        session = self.page.context.new_cdp_session(self.page)
+        session.send("Performance.enable")
+
+        def spent() -> float:
+            measured = session.send("Performance.getMetrics")["metrics"]
+            return next(m["value"] for m in measured if m["name"] == "ThreadTime")
+
+        before = spent()
+        self.page.reload()
+        return spent() - before
+
     def _message(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.said.append(message.text)

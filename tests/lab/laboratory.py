@@ -359,7 +359,7 @@ def killed(scene: Scene, lab: Path, fault: Fault) -> bool:
     assert torch.get_num_threads() == 1, "a process with threads cannot be forked"
     child = os.fork()
     if child == 0:
-        signal.alarm(120)  # rather than wait for ever
+        signal.alarm(600)  # rather than wait for ever
         try:
             with fault.injected():
                 scene.run(lab)

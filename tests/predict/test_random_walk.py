@@ -128,12 +128,12 @@ def test_the_decay_for_a_ratio_gives_that_ratio(method, ratio):
 
 def test_a_hundred_thousand_steps_take_less_than_a_second():
     lrs = [nanogpt(100_000)(t) for t in range(1, 100_001)]
-    start = time.perf_counter()
+    start = time.process_time()
     predict.adamw(GPT2, lrs, 0.1)
-    assert time.perf_counter() - start < 1.0
-    start = time.perf_counter()
+    assert time.process_time() - start < 1.0
+    start = time.process_time()
     predict.decay_for(GPT2, 2.0, lrs)
-    assert time.perf_counter() - start < 5.0
+    assert time.process_time() - start < 5.0
 
 
 def test_each_group_of_an_optimizer_is_predicted_with_its_own_settings():

@@ -10,7 +10,7 @@ from normcontrol.lab.cli.main import COMMANDS, main
 
 
 def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
 
 
 SLOW = {

@@ -50,11 +50,11 @@ def test_a_study_ends_and_is_stored_though_nothing_can_be_printed(study, tmp_pat
 def test_the_end_of_the_process_prints_no_traceback():
     """Python writes at its end what is still to be printed."""
     command = f"{sys.executable} -m normcontrol.lab --help > /dev/full"
-    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=600)
     assert (done.stderr, done.returncode) == (FULL, 1)
 
 
 def test_a_reader_that_has_ended_is_no_error_of_ours():
     command = f"{sys.executable} -m normcontrol.lab --help | true"
-    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=600)
     assert done.stderr == ""

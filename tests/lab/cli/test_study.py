@@ -54,6 +54,6 @@ out = {str(tmp_path / "out")!r}
 assert main(["study", {study!r}, "--out", out, "--device", "cpu", "--only", "seed=0"]) == 0
 sys.exit(main(["verdict", out]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "AdamW weight_decay=" in done.stdout

@@ -49,8 +49,10 @@ def claims_outcome(**more):
             noise = more.get("noise", lambda o: 1.0)(o)
             noise *= 1 + more.get("scatter", 0.0) * SCATTER[cell.seed] * (o.rate < 0.05)
             x = ratio  # solve the balance of noise and control by iteration
-            for _ in range(20_000):
-                x = (1 - o.rate) * math.sqrt(x**2 + noise * o.lr**2 / square) + o.rate * ratio
+            before = math.inf
+            while abs(x - before) > 1e-15 * x:
+                noisy = math.sqrt(x**2 + noise * o.lr**2 / square)
+                before, x = x, (1 - o.rate) * noisy + o.rate * ratio
             made = record(cell, loss, ratio=x, points=7)
             steps, values = made.curves["ratio"]
             made.curves["ratio"] = (steps, [x] * len(values))

@@ -219,7 +219,7 @@ def test_the_workers_of_a_killed_study_end_with_it(study, tmp_path, config):
 
     process.wait_for(lambda: len(runs()) == 2)
     process.kill()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     for folder in runs():
         while time.monotonic() < deadline:
             with contextlib.suppress(Busy), locked(folder / ".lock", "held"):
