@@ -102,6 +102,28 @@ def test_an_inflection_starts_control_in_every_scope(scope):
     assert p.detach().norm().item() == pytest.approx(grown)
 
 
+@pytest.mark.parametrize("scope", ["global", "row"])
+def test_a_resumed_run_keeps_the_reference_of_its_start(scope):
+    """Ones grow by a tenth in every step, and control starts after the second: at 1.2."""
+
+    def step(opt: NormControl) -> None:
+        opt.param_groups[0]["params"][0].grad = -torch.ones(2, 2)
+        opt.step()
+
+    def make(value: float) -> NormControl:
+        sgd = torch.optim.SGD([nn.Parameter(torch.full((2, 2), value))], lr=0.1)
+        return NormControl(sgd, ratio=1.0, rate=1.0, start=2, scope=scope)
+
+    first = make(1.0)
+    for _ in range(3):
+        step(first)
+    second = make(7.0)
+    second.param_groups[0]["params"][0].data.copy_(first.param_groups[0]["params"][0])
+    second.load_state_dict(first.state_dict())
+    step(second)
+    assert second.param_groups[0]["params"][0].tolist() == [[pytest.approx(1.2)] * 2] * 2
+
+
 @pytest.mark.parametrize("law", ["integral", "upper"])
 def test_freezing_one_tensor_leaves_the_memory_of_the_others(law):
     """CPR's multipliers and the flags of an inflection belong to their tensors."""
