@@ -38,12 +38,8 @@ class Mutation(NamedTuple):
 NEAR = {
     "groups/sets.py": [
         *("tests/steppers/test_stepper.py", "tests/test_overflow.py", "tests/mechanisms"),
-        *(
-            "tests/groups/test_settings.py",
-            "tests/groups/test_changes.py",
-            "tests/test_schedule.py",
-        ),
-        "tests/test_reference.py",
+        *("tests/groups/test_settings.py", "tests/groups/test_members.py"),
+        *("tests/groups/test_changes.py", "tests/test_schedule.py", "tests/test_reference.py"),
     ],
     "control.py": [
         *("tests/test_failed_steps.py", "tests/steppers/test_stepper.py", "tests/test_overflow.py"),
