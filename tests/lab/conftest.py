@@ -67,8 +67,7 @@ def study(config: Config, tmp_path: Path) -> str:
     path.write_text(
         textwrap.dedent(f"""
         from pathlib import Path
-        from normcontrol.lab.study import executors
-from normcontrol.lab.training.config import Config
+        from normcontrol.lab.training.config import Config
         from normcontrol.lab.study.cells import grid
 
         BASE = Config.load(Path({str(tmp_path / "base.json")!r})).with_(checkpoint_every=0)
