@@ -19,7 +19,7 @@ dtypes = st.sampled_from(
 )
 scopes = st.sampled_from(["global", "group", "tensor", "row", "col", (0, 1), -3])
 kinds = st.sampled_from(["ratio", "norm", "rms"])
-laws = st.sampled_from(["proportional", "upper", "lower", "projection"])
+laws = st.sampled_from(["proportional", "upper", "lower", "projection", "band(0.5)"])
 unit = st.floats(0.0, 1.0)
 
 # The largest relative error of a weight: the rounding of factor, product and norm, or one unit in
@@ -50,6 +50,8 @@ def norm_after(law, norm, target, k):
         return target if k > 0 else norm
     if (law == "upper" and norm <= target) or (law == "lower" and norm >= target):
         return norm
+    if law == "band(0.5)":
+        target = min(max(norm, 0.5 * target), target)
     return abs((1 - k) * norm + k * target)
 
 
