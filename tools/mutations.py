@@ -47,7 +47,10 @@ NEAR = {
         *("tests/test_amp_compile.py", "tests/test_wrapping.py", "tests/test_contract.py"),
         "tests/distributed/test_sharded_norms.py",
     ],
-    "law.py": ["tests/test_law.py", "tests/methods/test_constrained.py", "tests/mechanisms"],
+    "law.py": [
+        *("tests/test_law.py", "tests/groups/test_settings.py"),
+        *("tests/methods/test_constrained.py", "tests/mechanisms"),
+    ],
     "steppers/stepper.py": [
         *("tests/test_failed_steps.py", "tests/steppers/test_stepper.py", "tests/test_overflow.py"),
         *("tests/steppers/test_folded.py", "tests/mechanisms", "tests/weights"),

@@ -145,6 +145,21 @@ def test_norms_after_loading_a_state_or_adding_a_group_are_those_of_the_current_
     assert added.norm.item() == pytest.approx((1.5**2 * 3 + 3) ** 0.5)
 
 
+def test_a_loaded_state_knows_its_step_again_after_an_overflow():
+    """The host cannot know how many steps were skipped. A loaded state says how many were made."""
+    p = torch.nn.Parameter(torch.eye(3))
+    opt = AdamWN([p], fused=True, ratio=1.0)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    opt.grad_scale, opt.found_inf = torch.ones(()), torch.ones(())
+    opt.step()
+    del opt.grad_scale, opt.found_inf
+    opt.load_state_dict(opt.state_dict())
+    opt.param_groups[0]["control"]["ratio"] = lambda step: torch.where(step == 2, -1.0, 1.0)
+    with pytest.raises(ValueError, match="is -1 at step 2: it must stay within"):
+        opt.step()
+
+
 def test_a_norm_is_never_negative():
     p = torch.nn.Parameter(10 * torch.eye(3))
     opt = NormControl(torch.optim.SGD([p], lr=0.0), norm=1.0, rate=1.0, law="integral")

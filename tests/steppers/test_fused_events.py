@@ -44,6 +44,9 @@ def test_an_overflow_step_changes_nothing(order):
     opt.step()
     del opt.grad_scale, opt.found_inf
     assert all(torch.equal(p, q) for p, q in zip(params, before[0], strict=True))
+    if order == "after":  # with "before", norms() are those before Adam's update
+        norm = torch.cat(params).detach().norm().item()
+        assert opt.norms()["global"].norm.item() == pytest.approx(norm, rel=1e-6)
     for i, state in opt.state_dict()["state"].items():
         assert all(torch.equal(value, before[1]["state"][i][key]) for key, value in state.items())
     assert opt.param_groups[0]["control"]["step"].item() == 2
