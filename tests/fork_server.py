@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,12 @@ class Python:
     def runs(self) -> bool:
         return self._process.is_alive()
 
-    def wait_for(self, condition: Any, timeout: float = 600) -> None:
-        """Wait until a condition holds, as long as the process runs."""
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 600) -> None:
+        """Wait until a condition holds. It must, before the process has ended."""
         end = time.monotonic() + timeout
-        while self.runs and not condition():
-            assert time.monotonic() < end, (
-                "the process is still running, but the condition is false"
-            )
+        while self.runs and not condition() and time.monotonic() < end:
             time.sleep(0.01)
+        assert condition(), f"It runs: {self.runs}. It printed: {self._text()}"
 
     def signal(self, number: int) -> None:
         os.kill(self._process.pid, number)
@@ -72,9 +71,12 @@ class Python:
         negative."""
         self._process.join(timeout)
         self.kill()
-        printed = [path.read_text() if path.exists() else "" for path in self._printed]
+        ended = Ended(self._process.exitcode, *self._text())
         self._folder.cleanup()
-        return Ended(self._process.exitcode, *printed)
+        return ended
+
+    def _text(self) -> list[str]:
+        return [path.read_text() if path.exists() else "" for path in self._printed]
 
     def kill(self) -> None:
         if self.runs:

@@ -113,11 +113,14 @@ def test_the_target_on_resume_is_of_the_stored_reference_and_not_of_the_loaded_w
     assert opt_2.norms()["global"].target.item() == reference
 
 
-def test_weights_loaded_between_construction_and_the_first_step_are_the_reference():
+@pytest.mark.parametrize("state_loaded", [False, True])
+def test_weights_loaded_between_construction_and_the_first_step_are_the_reference(state_loaded):
     """The usual order in fine-tuning: the optimizer is built, then the pretrained weights are
     loaded."""
     model, pretrained = SmallModel(), SmallModel(seed=1)
     opt = AdamWN(model.parameters(), lr=0.0, ratio=1.0, rate=1.0)
+    if state_loaded:  # one from before the first step
+        opt.load_state_dict(opt.state_dict())
     model.load_state_dict(pretrained.state_dict())
     opt.step()
     for p, q in zip(model.parameters(), pretrained.parameters(), strict=True):
