@@ -111,6 +111,21 @@ def test_max_grad_norm_clips_as_clip_grad_norm_does(limit, fused):
     assert worst(ours, theirs) < 1e-6
 
 
+@here
+def test_gradients_are_clipped_without_the_scale_of_gradscaler():
+    ours, theirs = tensors(), tensors()
+    scaled, plain = (kernels(p, eps=1e-2, max_grad_norm=0.5) for p in (ours, theirs))
+    for t in range(1, 3):
+        for p, q, g in zip(ours, theirs, gradients(ours, t), strict=True):
+            p.grad, q.grad = 1024 * g, g
+        scaled.grad_scale = torch.full((1,), 1024.0, device=DEVICE)
+        scaled.found_inf = torch.zeros(1, device=DEVICE)
+        scaled.step()
+        plain.step()
+        assert scaled.grad_norm.item() == pytest.approx(plain.grad_norm.item(), rel=1e-6)
+    assert worst(ours, theirs) < 1e-6
+
+
 def through_data(p, factor):
     p.data.mul_(factor)  # leaves the version as it is
 
