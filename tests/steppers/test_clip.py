@@ -40,3 +40,14 @@ def test_a_step_without_gradients_has_nothing_to_clip(fused):
 def test_a_limit_that_is_not_positive_is_refused():
     with pytest.raises(ValueError, match=r"max_grad_norm=0\.0: .*Give a positive one, or None"):
         AdamWN([nn.Parameter(torch.eye(3))], max_grad_norm=0.0)
+
+
+def test_gradients_are_clipped_without_the_scale_of_gradscaler():
+    params = [torch.nn.Parameter(torch.eye(3)) for _ in range(2)]
+    scaled, plain = (AdamWN([p], lr=0.1, eps=1e-2, fused=True, max_grad_norm=0.5) for p in params)
+    params[0].grad, params[1].grad = torch.full((3, 3), 1024.0), torch.ones(3, 3)
+    scaled.grad_scale, scaled.found_inf = torch.tensor(1024.0), torch.tensor(0.0)
+    scaled.step()
+    plain.step()
+    assert scaled.grad_norm.item() == pytest.approx(3.0)
+    assert torch.allclose(*params)
