@@ -1,13 +1,13 @@
-"""Measures a step of AdamWN on the CPU, compared with torch's AdamW: time and peak memory.
+"""Measures a step on the CPU, compared with that of the same optimizer without control: time and
+peak memory.
 
 Each optimizer has its own weights, and both have the same gradients and the same implementation.
 They step in turn in one process, so that other programs slow both down, and medians are compared.
-Run it with ``make bench``.
+The gradients are other tensors at every step, four sets in turn. Run it with ``make bench``.
 
-The fused step multiplies the weights by a guessed factor in the decay of AdamW, and corrects wrong
-guesses. In this benchmark the gradients do not change, so the guess is always right. In the row
-"fused, no guess holds" every guess counts as wrong, and each step needs another pass over the
-weights. The cost in a training run lies between the two.
+The fused step of a large model multiplies the weights by a guessed factor in the decay of AdamW,
+and corrects wrong guesses; ``corrected`` is the fraction of steps that did so. In the row "fused,
+no guess holds" every guess counts as wrong, and each step needs another pass over the weights.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from common import gpt_shapes, text_table, write
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
-from normcontrol import AdamWN
+from normcontrol import AdamWN, NormControl
 from normcontrol.scope import SCOPES
 from normcontrol.steppers import folded
 from normcontrol.weights.passes import measure
@@ -32,23 +32,91 @@ from normcontrol.weights.passes import measure
 BYTES_ADAM = 28  # per fp32 weight: weight, m and v are read and written, the gradient is read
 # The norm reads the weight. Another pass, to correct the factor, reads and writes it.
 BYTES_CONTROL = {"fused": 4, "fused, no guess holds": 12}
-IMPLEMENTATIONS: dict[str, dict[str, bool]] = {
-    "fused": {"fused": True},
-    "fused, no guess holds": {"fused": True},
-    "foreach": {"foreach": True},
-    "for-loop": {"foreach": False},
+GRADIENTS = 4
+LR = 3e-4
+
+Shapes = list[tuple[int, ...]]
+Make = Callable[[list[Tensor]], Optimizer]
+
+
+def adam(**chosen: bool) -> tuple[Make, Make]:
+    """AdamW and AdamWN with one implementation."""
+    return (
+        lambda weights: AdamW(weights, LR, weight_decay=0.1, **chosen),
+        lambda weights: AdamWN(weights, LR, **chosen),
+    )
+
+
+def sgd(**settings: Any) -> tuple[Make, Make]:
+    """SGD without and with control."""
+    return (
+        lambda weights: SGD(weights, LR, **settings),
+        lambda weights: NormControl(SGD(weights, LR, **settings)),
+    )
+
+
+IMPLEMENTATIONS: dict[str, tuple[Make, Make]] = {
+    "fused": adam(fused=True),
+    "fused, no guess holds": adam(fused=True),
+    "default": adam(),
+    "foreach": adam(foreach=True),
+    "for-loop": adam(foreach=False),
+    "SGD, momentum": sgd(momentum=0.9),
+    "SGD": sgd(),
+}
+
+MLP: Shapes = [(128, 64), (128,), (128, 128), (128,), (10, 128), (10,)]
+ALL = ("fused", "fused, no guess holds", "foreach", "for-loop")
+CASES: dict[str, tuple[Shapes, int, tuple[str, ...]]] = {
+    "GPT-2 124M": (gpt_shapes(768, 12, 50304), 1, ALL),
+    "12 layers of 1,024": ([(1024, 1024), (1024,)] * 12, 2, ("fused", "default")),
+    "MLP of 26,000": (MLP, 50, ("fused", "default", "SGD, momentum", "SGD")),
+    "1,000 tensors of 8x8": ([(8, 8)] * 1000, 5, ("fused", "foreach", "for-loop")),
+}
+"""The shapes, the steps that are timed at a time, and the implementations."""
+SHORT: dict[str, tuple[Shapes, int, tuple[str, ...]]] = {
+    "small": ([(64, 48), (48,)] * 4, 1, tuple(IMPLEMENTATIONS)),
 }
 
 
-def make_weights(shapes: list[tuple[int, ...]]) -> list[Tensor]:
+def make_weights(shapes: Shapes) -> list[Tensor]:
     torch.manual_seed(0)
-    weights = [torch.nn.Parameter(torch.randn(shape) * 0.02) for shape in shapes]
-    for w in weights:
-        w.grad = torch.randn_like(w) * 1e-3
-    return weights
+    return [torch.nn.Parameter(torch.randn(shape) * 0.02) for shape in shapes]
 
 
-def interleaved(functions: list[Callable[[], Any]], repeats: int, calls: int) -> list[list[float]]:
+def make_gradients(shapes: Shapes) -> list[list[Tensor]]:
+    return [[torch.randn(shape) * 1e-3 for shape in shapes] for _ in range(GRADIENTS)]
+
+
+class Steps:
+    """Steps of one optimizer, with other gradients at every step."""
+
+    def __init__(self, make: Make, shapes: Shapes, gradients: list[list[Tensor]]) -> None:
+        self.weights, self.gradients, self.done = make_weights(shapes), gradients, 0
+        self.opt = make(self.weights)
+
+    def __call__(self) -> float:
+        """Make a step; return its time without that of setting the gradients."""
+        for w, g in zip(self.weights, self.gradients[self.done % GRADIENTS], strict=True):
+            w.grad = g
+        self.done += 1
+        start = time.perf_counter()
+        self.opt.step()
+        return time.perf_counter() - start
+
+
+def timed(function: Callable[[], Any]) -> Callable[[], float]:
+    def call() -> float:
+        start = time.perf_counter()
+        function()
+        return time.perf_counter() - start
+
+    return call
+
+
+def interleaved(
+    functions: list[Callable[[], float]], repeats: int, calls: int
+) -> list[list[float]]:
     """Seconds per call of each function. The functions are timed in turn, ``repeats`` times, over
     ``calls`` calls each time."""
     times: list[list[float]] = [[] for _ in functions]
@@ -58,10 +126,7 @@ def interleaved(functions: list[Callable[[], Any]], repeats: int, calls: int) ->
     for repeat in range(repeats):
         order = range(len(functions)) if repeat % 2 == 0 else reversed(range(len(functions)))
         for i in order:
-            start = time.perf_counter()
-            for _ in range(calls):
-                functions[i]()
-            times[i].append((time.perf_counter() - start) / calls)
+            times[i].append(sum(functions[i]() for _ in range(calls)) / calls)
     return times
 
 
@@ -84,15 +149,21 @@ def _status(field: str) -> int:
 
 
 def compare(
-    case: str, shapes: list[tuple[int, ...]], implementation: str, repeats: int, steps: int = 1
+    case: str, shapes: Shapes, implementation: str, repeats: int, steps: int = 1
 ) -> dict[str, Any]:
-    """Time AdamW and AdamWN with one implementation, and the norm and the scaling alone."""
-    weights = make_weights(shapes)
-    chosen = IMPLEMENTATIONS[implementation]
-    adamw = torch.optim.AdamW(make_weights(shapes), lr=1e-6, weight_decay=0.1, **chosen)
-    adamwn = AdamWN(weights, lr=1e-6, ratio=1.0, **chosen)
+    """Time an optimizer without and with control, and the norm and the scaling alone."""
+    gradients = make_gradients(shapes)
+    plain, ours = (Steps(make, shapes, gradients) for make in IMPLEMENTATIONS[implementation])
     folded.TOLERANCE = -1.0 if implementation.endswith("no guess holds") else 2.0**-23
-    controlled, one = [w for w in weights if w.dim() >= 2], torch.tensor(1.0)
+    controlled, one = [w for w in ours.weights if w.dim() >= 2], torch.tensor(1.0)
+    stepper: Any = ours.opt.stepper  # type: ignore[attr-defined]
+    multiply, corrected = stepper.multiply_local_, []
+
+    def counted(*arguments: Any) -> None:
+        corrected.append(None)
+        multiply(*arguments)
+
+    stepper.multiply_local_ = counted
 
     @torch.no_grad()
     def norm() -> Tensor:
@@ -102,24 +173,26 @@ def compare(
     def scale() -> None:
         torch._foreach_mul_(controlled, one)
 
-    times = interleaved([adamw.step, adamwn.step, norm, scale], repeats, steps)
+    times = interleaved([plain, ours, timed(norm), timed(scale)], repeats, steps)
     medians = [statistics.median(t) for t in times]
-    peaks = [peak_extra_bytes(opt) for opt in (adamw, adamwn)]
+    peaks = [peak_extra_bytes(opt) for opt in (plain.opt, ours.opt)]
     return {
         "case": case,
         "implementation": implementation,
-        "weights": sum(w.numel() for w in weights),
-        "tensors": len(weights),
+        "weights": sum(w.numel() for w in ours.weights),
+        "tensors": len(ours.weights),
         "controlled": len(controlled),
-        "adamw_ms": 1e3 * medians[0],
-        "adamwn_ms": 1e3 * medians[1],
+        "plain_ms": 1e3 * medians[0],
+        "controlled_ms": 1e3 * medians[1],
         "norm_alone_ms": 1e3 * medians[2],
         "scale_alone_ms": 1e3 * medians[3],
         "ratio": medians[1] / medians[0],
         "ratio_of_minima": min(times[1]) / min(times[0]),
-        "adamw_peak_extra_bytes": peaks[0],
-        "adamwn_peak_extra_bytes": peaks[1],
+        "corrected": len(corrected) / (ours.done + 1) if getattr(stepper, "folded", 0) else None,
+        "plain_peak_extra_bytes": peaks[0],
+        "controlled_peak_extra_bytes": peaks[1],
         "repeats": repeats,
+        "steps": steps,
     }
 
 
@@ -128,12 +201,14 @@ def table(results: list[dict[str, Any]]) -> str:
     head = (
         "case",
         "implementation",
-        "AdamW ms",
-        "AdamWN ms",
+        "plain ms",
+        "controlled ms",
         "ratio",
+        "of minima",
         "bytes limit",
-        "AdamW peak",
-        "AdamWN peak",
+        "corrected",
+        "plain peak",
+        "controlled peak",
     )
     rows = [head]
     for r in results:
@@ -141,16 +216,18 @@ def table(results: list[dict[str, Any]]) -> str:
         limit = "-" if more is None else f"{(BYTES_ADAM + more) / BYTES_ADAM:.2f}"
         peaks = [
             "-" if p is None else f"+{p / 2**20:.1f} MiB"
-            for p in (r["adamw_peak_extra_bytes"], r["adamwn_peak_extra_bytes"])
+            for p in (r["plain_peak_extra_bytes"], r["controlled_peak_extra_bytes"])
         ]
         rows.append(
             (
                 r["case"],
                 r["implementation"],
-                f"{r['adamw_ms']:.2f}",
-                f"{r['adamwn_ms']:.2f}",
+                f"{r['plain_ms']:.3f}",
+                f"{r['controlled_ms']:.3f}",
                 f"{r['ratio']:.2f}",
+                f"{r['ratio_of_minima']:.2f}",
                 limit,
+                "-" if r["corrected"] is None else f"{r['corrected']:.0%}",
                 *peaks,
             )
         )
@@ -174,17 +251,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=41)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     args = parser.parse_args()
-    shapes = [(64, 48), (48,)] * 4 if args.short else gpt_shapes(768, 12, 50304)
     repeats = 3 if args.short else args.repeats
-    count = 20 if args.short else 1000
-
     results = [
-        compare("small" if args.short else "GPT-2 124M", shapes, name, repeats)
-        for name in args.only
-    ]
-    results += [
-        compare(f"{count} tensors of 8x8", [(8, 8)] * count, name, repeats, steps=5)
-        for name in args.only
+        compare(case, shapes, name, repeats, steps)
+        for case, (shapes, steps, names) in (SHORT if args.short else CASES).items()
+        for name in names
+        if name in args.only
     ]
     print(table(results))
     print(
@@ -195,7 +267,7 @@ def main() -> None:
     big = results[0]
     adam, norm, scale = (
         big["weights"] * size / big[key] / 1e6
-        for size, key in ((16, "adamw_ms"), (4, "norm_alone_ms"), (4, "scale_alone_ms"))
+        for size, key in ((16, "plain_ms"), (4, "norm_alone_ms"), (4, "scale_alone_ms"))
     )
     print(
         f"alone, norm {big['norm_alone_ms']:.1f} ms and scaling {big['scale_alone_ms']:.1f} ms. ",

@@ -41,7 +41,7 @@ BUILT = ("sets", "stepper", "sharing", "_layout", "_seen", "_has_shards", *Scale
 """Attributes of a controller that are built again, not pickled."""
 
 
-def control_(s: WeightSet, stepper: Stepper, skip: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def control_(s: WeightSet, stepper: Stepper, skip: Tensor | None = None) -> tuple[Any, Any]:
     """Weight norm control of one set, in place: equation 3 of the paper for the proportional law.
 
     ``skip`` is GradScaler's ``found_inf``. Returns the target and the scale. The laws are in
@@ -51,7 +51,7 @@ def control_(s: WeightSet, stepper: Stepper, skip: Tensor | None = None) -> tupl
     target, rate = s.goal  #                         r_t ||theta_0||, k_t
     scale = s.apply_law(norm, target, rate, skip)  # 1 - k_t (1 - r_t ||theta_0|| / ||theta_t||)
     stepper.multiply_(s, scale)  #                   theta_t <- scale * theta_t
-    return target.detach(), scale.detach()
+    return target, scale
 
 
 class NormControl(Wrapper):
@@ -74,8 +74,8 @@ class NormControl(Wrapper):
             between half the target and the target), "projection" (on target at once), or "integral"
             (an upper bound with memory, CPR).
         order: "after" the optimizer's step (Algorithm 1) or "before" it, as torch's AdamW decays.
-        size: what is controlled: the "norm", the "spectral" norm, or a function of a tensor that
-            returns a number for each part.
+        size: what is controlled: the "norm", the "spectral" norm (or "spectral-exact", which is
+            slow), or a function of a tensor that returns a number for each part.
         start: control the norm from this step on, relative to its value at that step; or
             "inflection", when its growth slows down.
         relative_step: the length of the optimizer's updates as a fraction of the target norm.
@@ -213,7 +213,7 @@ class NormControl(Wrapper):
                 self.stepper.sum_over_ranks(sets)
             for s in sets:
                 skip = None if found_inf is None else found_inf.to(s.initial.device)
-                s.last = control_(s, self.stepper, skip)
+                s.noted = control_(s, self.stepper, skip)
                 if s.start is not None:
                     s.update_reference(self.clock, skip)
 

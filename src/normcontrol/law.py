@@ -3,6 +3,8 @@
 A law is a function ``(norm, target, rate) -> scale``, element-wise on tensors. It knows nothing
 about optimizers, schedules, or which weights share a norm. To add a law, write a function and add
 one line to :data:`LAWS`. A law that keeps state between steps is a class, see :class:`Integral`.
+Only :func:`proportional` is also called with floats, which is faster where the host may read the
+norm.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Law = Callable[[Tensor, Tensor, "Tensor | float"], Tensor]
+Number = TypeVar("Number", Tensor, Any)
+"""A tensor, or a float where the host may read the norm."""
 
 
-def proportional(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
+def proportional(norm: Number, target: Number, rate: Tensor | float) -> Number:
     r"""Equation 3 of the paper: ``theta <- theta - k_t (1 - r_t ||theta_0|| / ||theta_t||) theta``.
 
     The new norm is exactly ``norm' = (1 - rate) * norm + rate * target``.
@@ -26,7 +31,8 @@ def proportional(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
     >>> proportional(norm, target, 0.1) * norm     # a tenth of the way from 10 to 20
     tensor(11.)
     """
-    return 1 - rate * (1 - target / norm)
+    scale: Number = 1 - rate * (1 - target / norm)
+    return scale
 
 
 def upper_bound(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:

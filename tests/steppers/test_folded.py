@@ -9,6 +9,7 @@ from small import SmallModel, train
 from torch import nn
 
 from normcontrol import AdamWN, linear
+from normcontrol.steppers import folded
 from normcontrol.steppers.folded import FoldedStepper
 from normcontrol.steppers.stepper import PlainStepper
 
@@ -40,18 +41,27 @@ def test_steps_are_folded_with_fused_float32_on_a_cpu_only():
     assert folded_sets(opt) == 0  # the factors of folded steps have the precision of float32
 
 
+def test_a_small_set_is_multiplied_in_a_pass_of_its_own(monkeypatch):
+    monkeypatch.setattr(folded, "FEWEST", 601)
+    _, opt = steady()  # 600 weights
+    assert folded_sets(opt) == 0
+    monkeypatch.setattr(folded, "FEWEST", 600)
+    _, opt = steady()
+    assert folded_sets(opt) == 1
+
+
 def test_folded_steps_agree_with_the_plain_stepper():
-    folded, plain = SmallModel(), SmallModel()
-    opt = AdamWN(folded.parameters(), fused=True, **SETTINGS)
-    other = AdamWN(plain.parameters(), fused=False, foreach=False, **SETTINGS)
+    ours, theirs = SmallModel(), SmallModel()
+    opt = AdamWN(ours.parameters(), fused=True, **SETTINGS)
+    other = AdamWN(theirs.parameters(), fused=False, foreach=False, **SETTINGS)
     for t in range(60):
-        train(folded, opt, range(t, t + 1))
-        train(plain, other, range(t, t + 1))
-    for p, q in zip(folded.parameters(), plain.parameters(), strict=True):
+        train(ours, opt, range(t, t + 1))
+        train(theirs, other, range(t, t + 1))
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         # The two implementations of Adam themselves differ by this much.
         assert ((p - q).norm() / q.norm()).item() < 2e-5
-    ours, theirs = opt.norms()["global"].norm.item(), other.norms()["global"].norm.item()
-    assert ours == pytest.approx(theirs, rel=1e-6)
+    norm, expected = opt.norms()["global"].norm.item(), other.norms()["global"].norm.item()
+    assert norm == pytest.approx(expected, rel=1e-6)
 
 
 def test_errors_of_the_guess_do_not_accumulate():

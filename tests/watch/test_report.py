@@ -121,8 +121,8 @@ def test_a_report_reads_no_weights():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_reads_nothing_from_the_device(scope, order, dtype):
     """The host reads no value that depends on the weights, so that it never waits for a GPU. The
-    fused step on a CPU may read values, because there is nothing to wait for. The kernels for a GPU
-    are tested on a GPU."""
+    folded step of a CPU may read values, because there is nothing to wait for, and so may a set on
+    a CPU, which is told here to compute as on a GPU. The kernels for a GPU are tested on a GPU."""
     model = SmallModel(dtype)
     with Watch(model.parameters()) as watch:
         opt = AdamWN(
@@ -134,6 +134,8 @@ def test_a_step_reads_nothing_from_the_device(scope, order, dtype):
             fused=True,
         )
         train(model, opt, range(2))
+        for s in opt.sets:
+            s.may_be_on_host = False
         watch.clear()
         opt.step()
     waited = [stack for stack in watch.read if "steppers/folded.py" not in stack]

@@ -32,7 +32,7 @@ from normcontrol.groups.settings import (
     target_kind,
 )
 from normcontrol.groups.state import add_settings, state_of
-from normcontrol.mechanisms.size import size_of
+from normcontrol.mechanisms.size import SPECTRAL, size_of
 from normcontrol.scope import check_axes, parse_scope
 from normcontrol.weights.passes import measure
 
@@ -82,8 +82,9 @@ def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
     if sharing.norm_group is not None and scope.joint:
         # The stored norm is one number, from which a frozen tensor could not be taken out later.
         params = [p for p in params if p.requires_grad]
-    spectral = control["size"] == "spectral" and params and not sharing.is_shared
+    spectral = control["size"] in SPECTRAL and params and not sharing.is_shared
     size = size_of("spectral") if spectral else measure
+    control.pop("vectors", None)  # they belong to the weights before
     reference = whole_norms(params, scope, sharing, size)
     check_references(group, reference, names, params)
     return reference

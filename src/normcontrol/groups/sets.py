@@ -18,13 +18,17 @@ from normcontrol.distributed.shards import Shards
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.settings import MECHANISMS, Group, target_kind
 from normcontrol.groups.state import state_of
-from normcontrol.law import Integral, Law, law_of
+from normcontrol.law import Integral, Law, law_of, proportional
+from normcontrol.mechanisms.power_iteration import PowerIteration
 from normcontrol.mechanisms.size import size_of
 from normcontrol.mechanisms.start import ROWS, AtInflection, AtStep
 from normcontrol.mechanisms.update import resize_
-from normcontrol.schedule import Schedule, lr_times, trace
+from normcontrol.schedule import Schedule, custom, lr_times, trace
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS, Units
+
+AHEAD = 256
+"""Steps for which a schedule is evaluated at once, where the host knows the step."""
 
 
 class WeightSet:
@@ -72,6 +76,11 @@ class WeightSet:
         self.unit = TARGETS[self.kind](units)
         """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
         self.law, self.start = self._law(), self._start()
+        self.power_iteration: PowerIteration | None = None
+        """What measures the weights in place of ``size``, with a memory of the last step."""
+        if self.settings["size"] == "spectral" and params and shards is None:
+            self.power_iteration = PowerIteration(params, self.settings.get("vectors"))
+            self.settings["vectors"] = self.power_iteration.vectors
         for schedule in (self.settings[self.kind], self.settings["rate"]):
             if isinstance(schedule, trace):  # its table must exist before a graph is captured
                 schedule.value(self.initial.new_zeros(()))
@@ -79,16 +88,31 @@ class WeightSet:
             name for name, unused in MECHANISMS.items() if self.settings[name] != unused
         }
         """The optional mechanisms that are in use."""
-        self.goal: tuple[Tensor, Tensor | float] = self.unit, 0.0
+        self.goal: tuple[Tensor | float, Tensor | float] = self.unit, 0.0
         """The target and the rate of the current step: ``r_t ||theta_0||`` for a ratio, and k_t."""
+        self.on_host = False
+        """Whether norm, target, rate and scale of the current step are floats, not tensors."""
+        self.may_be_on_host = self.scope.joint and shards is None and self.unit.is_cpu
+        self.may_be_on_host &= self.start is None and "relative_step" not in self.mechanisms
+        """Whether there is one number of each, and the host need not wait for it."""
+        self._unit_on_host: float | None = None
+        self._ahead: dict[str, tuple[Schedule, int, list[float]]] = {}
         self.length = self.unit
         """The length of the optimizer's update, if ``relative_step`` gives it one."""
         self.before: list[Tensor] = []
         """The weights before the optimizer's step, if a mechanism needs them."""
         self.parts: Tensor | None = None
         """The norm of every part, as a stepper last measured it; None before the first step."""
-        self.last: tuple[Tensor, Tensor] | None = None
-        """The target and the scale of the last step."""
+        self.noted: tuple[Tensor | float, Tensor | float] | None = None
+        """The target and the scale of the last step, as the controller left them."""
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor] | None:
+        """The target and the scale of the last step, as tensors; None before the first step."""
+        if self.noted is None:
+            return None
+        target, scale = (torch.as_tensor(x, dtype=self.unit.dtype) for x in self.noted)
+        return target.detach(), scale.detach()
 
     def make_tables(self, clock: Clock) -> None:
         """Create the tables of traces, which must exist before a graph is captured."""
@@ -114,15 +138,32 @@ class WeightSet:
         rate = self.value("rate", clock, 1.0)
         if self.start is not None:
             rate = torch.where(self.start.is_active(clock.step), rate, 0.0)
-        target = self.value(self.kind, clock, math.inf) * self.unit
+        value = self.value(self.kind, clock, math.inf)
+        are_floats = isinstance(value, float) and isinstance(rate, float)
+        self.on_host = self.may_be_on_host and are_floats and not torch.is_grad_enabled()
+        self.on_host &= self.law is proportional and clock.known
+        if self.on_host:
+            if self._unit_on_host is None:
+                self._unit_on_host = self.unit.item()
+            self.goal = value * self._unit_on_host, rate
+            return
+        target = value * self.unit
         if "relative_step" in self.mechanisms:
             self.length = self.value("relative_step", clock, math.inf) * target
         self.goal = target, rate
 
-    def apply_law(
-        self, norm: Tensor, target: Tensor, rate: Tensor | float, skip: Tensor | None = None
-    ) -> Tensor:
+    def join(self, parts: Tensor) -> Any:
+        """Return the controlled norms, from the norms of the parts: a float on the host."""
+        if not self.scope.joint:
+            return parts
+        norm = torch.linalg.vector_norm(parts)
+        return norm.item() if self.on_host else norm
+
+    def apply_law(self, norm: Any, target: Any, rate: Any, skip: Tensor | None = None) -> Any:
         """Return the scale that the law chooses; a skipped step must not change its memory."""
+        if isinstance(norm, float):
+            scale = proportional(norm, target, rate) if norm else math.nan  # as tensors would be
+            return scale if math.isfinite(scale) and math.isfinite(norm) else 1.0  # as usable()
         if skip is not None:
             rate = torch.where(skip == 0, rate, 0.0)
         return usable(self.law(norm, target, rate), norm, skip)
@@ -137,9 +178,14 @@ class WeightSet:
         if isinstance(given, Schedule):
             if isinstance(given, lr_times):
                 self._check_learning_rates(given)
-            dtype = self.initial.dtype
-            now = torch.tensor(clock.calls, dtype=dtype) if clock.known else clock.step.to(dtype)
-            value = given.at(now, self.groups[0])
+            of_step_alone = type(given).at is Schedule.at and not isinstance(given, custom)
+            if clock.known and of_step_alone:
+                value = self._value_ahead(name, given, clock.calls)
+            else:
+                dtype = self.initial.dtype
+                calls = torch.tensor(clock.calls, dtype=dtype)
+                now = calls if clock.known else clock.step.to(dtype)
+                value = given.at(now, self.groups[0])
         if not clock.known:
             return value
         if isinstance(given, trace):
@@ -154,6 +200,19 @@ class WeightSet:
                 f"[0, {most:g}]. Correct the schedule; this step was not made."
             )
         return value
+
+    def _value_ahead(self, name: str, given: Schedule, step: int) -> float:
+        """Return a value of a schedule of the step alone, from a table of the steps around it.
+
+        The tables begin at fixed steps, so that a resumed run finds the same bits in them.
+        """
+        known, first, values = self._ahead.get(name, (None, 0, []))
+        if known is not given or not first <= step < first + AHEAD:
+            first = step - step % AHEAD
+            steps = torch.arange(first, first + AHEAD, dtype=self.initial.dtype)
+            values = given.value(steps).tolist()
+            self._ahead[name] = given, first, values
+        return values[step - first]
 
     def resize_update_(self, clock: Clock) -> None:
         """Give the optimizer's last update the length that ``relative_step`` asks for."""

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from normcontrol.groups.members import CONTROL, as_rule, controlled_params
 from normcontrol.groups.outputs import as_axes
 from normcontrol.law import law_of
-from normcontrol.mechanisms.size import Statistic, as_size
+from normcontrol.mechanisms.size import SPECTRAL, Statistic, as_size
 from normcontrol.mechanisms.start import check_start
 from normcontrol.schedule import as_schedule, check_range, linear
 from normcontrol.scope import parse_scope
@@ -49,7 +49,7 @@ DEFAULTS: dict[str, Any] = {
 }
 """The settings that every group has beside its target, with their defaults."""
 
-STATE_NAMES = ("step", "reference", "first_lr", "memory", "scales")
+STATE_NAMES = ("step", "reference", "first_lr", "memory", "scales", "vectors")
 """What ``group["control"]`` contains beside the settings; see :class:`ControlState`."""
 
 FIXED = ("scope", "controlled", "size", "start")
@@ -195,9 +195,9 @@ def check_mechanisms(group: Group) -> None:
             f"size={size!r} has no initial value that a {kind} could refer to: give its target as "
             "norm=."
         )
-    if size == "spectral" and (scope.joint or scope.axes is not None or kind in ("rms", "gain")):
+    if size in SPECTRAL and (scope.joint or scope.axes is not None or kind in ("rms", "gain")):
         raise ValueError(
-            "size='spectral' belongs to a single matrix: use it with scope='tensor' and a ratio "
+            f"size={size!r} belongs to a single matrix: use it with scope='tensor' and a ratio "
             "or norm as target."
         )
     if relative is not None:

@@ -43,6 +43,7 @@ class ControlState(dict[str, Any]):
     - ``first_lr``: the learning rate at construction, which :class:`eta_times` divides by.
     - ``memory``: what a law or a start remembers of every norm, if it does.
     - ``scales``: the last factor and the next guess, if a stepper multiplies by a guess.
+    - ``vectors``: what follows the largest singular values, if they are controlled.
 
     Settings may be changed; the next step checks them and takes them over.
     """

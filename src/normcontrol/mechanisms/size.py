@@ -61,7 +61,11 @@ class Statistic:
         return f"statistic({getattr(self.function, '__name__', type(self.function).__name__)!r})"
 
 
-SIZES: dict[str, Size] = {"norm": measure, "spectral": spectral}
+SPECTRAL = ("spectral", "spectral-exact")
+"""The largest singular value. Steps follow the first by power iteration, see
+``power_iteration.py``; the second is decomposed at every step."""
+
+SIZES: dict[str, Size] = {"norm": measure, **dict.fromkeys(SPECTRAL, spectral)}
 
 
 def as_size(given: Any) -> Any:
@@ -72,7 +76,8 @@ def as_size(given: Any) -> Any:
     if callable(given):
         return Statistic(given)
     raise ValueError(
-        f"size={given!r} is not known: give 'norm', 'spectral', or a function of a tensor."
+        f"size={given!r} is not known: give 'norm', 'spectral', 'spectral-exact', or a function "
+        "of a tensor."
     )
 
 

@@ -32,13 +32,15 @@ def spectral(
     ratio: Value = 1.0,
     cap: bool = False,
     betas: Betas = BETAS,
+    exact: bool = False,
     **adam: Any,
 ) -> NormControl:
     r"""Keep the largest singular value at a ratio of its initial value: :math:`W \leftarrow W \tau
     / \sigma_1(W)`.
 
-    With ``cap=True`` the ratio is an upper bound. The singular value is computed at every step by a
-    decomposition of every matrix.
+    With ``cap=True`` the ratio is an upper bound. The singular value is followed from step to step
+    by power iteration, never above the exact value and usually within 0.1 % of it; with
+    ``exact=True`` every matrix is decomposed at every step.
     """
     law = "upper" if cap else "projection"
     return NormControl(
@@ -47,7 +49,7 @@ def spectral(
         rate=1.0,
         law=law,
         scope="tensor",
-        size="spectral",
+        size="spectral-exact" if exact else "spectral",
     )
 
 

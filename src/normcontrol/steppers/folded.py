@@ -9,6 +9,9 @@ about targets, rates or laws.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, is_
+from struct import Struct
 from typing import Any
 
 import torch
@@ -18,6 +21,11 @@ from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.sets import WeightSet
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler, next_scale
 from normcontrol.weights.memory import overlaps
+
+SINGLE, GRADIENT = Struct("f"), attrgetter("grad")
+FEWEST = 100_000
+"""Sets of fewer weights are multiplied in a pass of their own: it takes less time than a second
+call of torch's kernel, for the weights that have another factor."""
 
 
 class Folded:
@@ -60,23 +68,22 @@ class FoldedStepper(PlainStepper):
             self.optimizer.param_groups = groups
         return loss
 
-    def measure(self, s: WeightSet) -> Tensor:
+    def measure(self, s: WeightSet) -> Any:
         if s not in self.folded:
             return super().measure(s)
         s.parts = s.size(s.params, s.scope) / self.folded[s].factor
-        return torch.linalg.vector_norm(s.parts)
+        return s.join(s.parts)
 
-    def multiply_(self, s: WeightSet, scale: Tensor) -> None:
+    def multiply_(self, s: WeightSet, scale: Any) -> None:
         folded = self.folded.get(s)
         if folded is None or s.settings["order"] == "before" or torch.compiler.is_compiling():
             super().multiply_(s, scale)
         elif not folded.skipped:
-            wanted = scale.item()
-            guess = torch.tensor(next_scale(wanted, folded.last), dtype=torch.float32)
+            wanted = float(scale)
             missed = wanted / folded.factor
             if abs(missed - 1) > TOLERANCE:
-                self.multiply_local_(s, torch.tensor(missed, dtype=torch.float32))
-            folded.last, folded.guess = wanted, guess.item()
+                self.multiply_local_(s, missed)
+            folded.last, folded.guess = wanted, in_float32(next_scale(wanted, folded.last))
 
     def hand_over(self) -> None:
         for s, folded in self.__dict__.get("folded", {}).items():
@@ -92,21 +99,32 @@ class FoldedStepper(PlainStepper):
             if torch.compiler.is_compiling():
                 continue
             folded.skipped = found_inf is not None and bool(found_inf.item())
-            moves = not folded.skipped and all(float(g["lr"]) > 0 for g in s.groups)
+            moves = not folded.skipped and min([float(g["lr"]) for g in s.groups]) > 0
             after = s.settings["order"] == "after"
-            if moves and after and all(p.grad is not None for p in s.params):
+            if moves and after and not any(map(is_, map(GRADIENT, s.params), repeat(None))):
                 folded.factor = folded.guess
             if folded.factor != 1.0:
                 factors.update(dict.fromkeys(s.params, folded.factor))
         return factors
 
 
+def in_float32(x: float) -> float:
+    """Return a number rounded to float32, the format that torch's kernel uses.
+
+    >>> in_float32(0.1)
+    0.10000000149011612
+    """
+    rounded: float = SINGLE.unpack(SINGLE.pack(x))[0]
+    return rounded
+
+
 def can_be_folded(s: WeightSet) -> bool:
     """Return whether Adam's own decay can multiply this set.
 
-    It must be float32 on a CPU, with one factor for all weights.
+    It must be float32 on a CPU, with one factor for all weights, and not small.
     """
     default = s.scope.joint and s.shards is None and s.order == "after"
+    default = default and sum(p.numel() for p in s.params) >= FEWEST
     default = default and not s.mechanisms & {"size", "relative_step", "cautious"}
     return default and all(p.is_cpu and p.dtype == torch.float32 for p in s.params)
 

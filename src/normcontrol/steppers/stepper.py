@@ -57,17 +57,21 @@ OWN_HOOKS_ALONE.update(_global_optimizer_pre_hooks={}, _global_optimizer_post_ho
 del OWN_HOOKS_ALONE["__name__"]  # or the compiler looks names up in torch's module
 
 
-def without_global_hooks(optimizer: Optimizer) -> Callable[..., Any]:
-    """Return the step of an optimizer's class; it calls the hooks of the optimizer alone.
+HOOKS_OF_STEP = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def without_global_hooks(optimizer: Optimizer) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the step of an optimizer's class, without hooks and with those of the optimizer alone.
 
     Hooks on all optimizers see the controller, and the wrapped optimizer must not call them too.
-    The function is torch's own with other globals, in which those hooks do not exist. Torch's own
-    globals are left as they are: other threads use them.
+    The second function is torch's own with other globals, in which those hooks do not exist.
+    Torch's own globals are left as they are: other threads use them.
     """
     step: Any = type(optimizer).step
     if getattr(step, "__code__", None) is not CALLS_HOOKS.__code__:
-        return step
-    return FunctionType(step.__code__, OWN_HOOKS_ALONE, step.__name__, closure=step.__closure__)
+        return step, step
+    hooked = FunctionType(step.__code__, OWN_HOOKS_ALONE, step.__name__, closure=step.__closure__)
+    return step.__wrapped__, hooked
 
 
 class Scaler(NamedTuple):
@@ -133,7 +137,7 @@ class Stepper(ABC):
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         """Take over new sets: at construction, and after groups or trained tensors changed."""
         self.sets = sets
-        self._step_alone = without_global_hooks(self.optimizer)
+        self._bare_step, self._hooked_step = without_global_hooks(self.optimizer)
 
     def begin(self) -> None:  # noqa: B027
         """Look at the gradients of this step."""
@@ -147,7 +151,7 @@ class Stepper(ABC):
         """Return the norms of the parts of a set, from what this process stores of them."""
 
     @abstractmethod
-    def multiply_local_(self, s: WeightSet, scale: Tensor) -> None:
+    def multiply_local_(self, s: WeightSet, scale: Any) -> None:
         """Multiply what this process stores of a set."""
 
     def sum_over_ranks(self, sets: Sequence[WeightSet]) -> None:
@@ -156,12 +160,15 @@ class Stepper(ABC):
         shards = [s.shards for s in sharded if s.shards is not None]
         measure_shards(shards, [self.local_norms(s) for s in sharded])
 
-    def measure(self, s: WeightSet) -> Tensor:
-        """Return the norm of a set, or the norms of its parts if they do not share one."""
-        s.parts = self.local_norms(s) if s.shards is None else s.shards.parts
-        return torch.linalg.vector_norm(s.parts) if s.scope.joint else s.parts
+    def measure(self, s: WeightSet) -> Any:
+        """Return the norm of a set, or the norms of its parts if they do not share one.
 
-    def multiply_(self, s: WeightSet, scale: Tensor) -> None:
+        They are a tensor, or a float if the host may read it: see :attr:`WeightSet.on_host`.
+        """
+        s.parts = self.local_norms(s) if s.shards is None else s.shards.parts
+        return s.join(s.parts)
+
+    def multiply_(self, s: WeightSet, scale: Any) -> None:
         """Multiply the weights of a set."""
         self.multiply_local_(s, scale if s.shards is None else s.shards.local_scale(scale))
 
@@ -191,7 +198,9 @@ class Stepper(ABC):
         try:
             if patched is not None:
                 return patched(*closures, **self.arguments)
-            return self._step_alone(optimizer, *closures, **self.arguments)
+            has_hooks = any(getattr(optimizer, hooks, None) for hooks in HOOKS_OF_STEP)
+            step = self._hooked_step if has_hooks else self._bare_step
+            return step(optimizer, *closures, **self.arguments)
         finally:
             for name in given:
                 del optimizer.__dict__[name]
@@ -244,9 +253,9 @@ class PlainStepper(Stepper):
 
     def local_norms(self, s: WeightSet) -> Tensor:
         params = s.params if s.shards is None else [local(p) for p in s.params]
-        return s.size(params, s.scope)
+        return s.size(params, s.scope) if s.power_iteration is None else s.power_iteration(params)
 
-    def multiply_local_(self, s: WeightSet, scale: Tensor) -> None:
+    def multiply_local_(self, s: WeightSet, scale: Any) -> None:
         step = self.clock.step
         params = s.params if s.shards is None else [local(p) for p in s.params]
         if not params:

@@ -22,6 +22,9 @@ BLOCK = 2048
 float32 tensor of 38M elements is wrong in the third digit, because it adds small squares to a large
 sum one after the other."""
 
+SMALL = 1 << 14
+"""A CPU tensor of at most so many elements is summed in float64: one call for all such tensors."""
+
 Positions = Sequence[Sequence[Tensor] | None]
 """For every shard: where its elements lie in the whole tensor; see ``rounding``."""
 
@@ -49,15 +52,20 @@ def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
 def multiply_(
     params: Sequence[Tensor],
     scope: Scope,
-    scale: Tensor,
+    scale: Tensor | float,
     step: Tensor,
     positions: Positions | None = None,
 ) -> None:
     """Multiply the weights by the factors of their norms, in place.
 
-    ``step`` seeds the rounding of bf16 and fp16. ``positions`` lets shards round as the whole
-    tensor would.
+    A common factor may be a float. ``step`` seeds the rounding of bf16 and fp16. ``positions`` lets
+    shards round as the whole tensor would.
     """
+    if isinstance(scale, float):
+        if DROPPED_BITS.keys().isdisjoint([p.dtype for p in params]):
+            torch._foreach_mul_(list(params), scale)
+            return
+        scale = torch.tensor(scale, dtype=torch.float64)
     scales = _scale_for_each(params, scope, scale)
     exact: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     seeds: Sequence[Tensor] = ()
@@ -94,17 +102,19 @@ def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dty
 
     Tensors of the same device and dtype are measured and moved together.
     """
-    alike: dict[tuple[torch.device, torch.dtype, bool], list[int]] = {}
+    alike: dict[tuple[torch.device, torch.dtype, bool | None], list[int]] = {}
+    differentiable = torch.is_grad_enabled()
     for i, p in enumerate(params):
-        large = p.is_cpu and p.numel() > BLOCK and not torch.is_grad_enabled()
-        alike.setdefault((p.device, p.dtype, large), []).append(i)
+        small = p.numel() <= SMALL if p.is_cpu and not differentiable else None
+        alike.setdefault((p.device, p.dtype, small), []).append(i)
     norms: list[Any] = [None] * len(params)
-    for (_, dtype, large), indices in alike.items():
+    for (_, dtype, small), indices in alike.items():
         some = list(params) if len(alike) == 1 else [params[i] for i in indices]
-        if large:
+        if small is False:
             each = [_blocked_norm(p) for p in some]
         else:
-            each = list(torch._foreach_norm(some, 2, ACCUMULATED_IN.get(dtype, dtype)))
+            sums = exact if small and not dtype.is_complex else ACCUMULATED_IN.get(dtype, dtype)
+            each = list(torch._foreach_norm(some, 2, sums))
         together = torch.stack(each).to(home, exact)
         if len(alike) == 1:
             return together
@@ -115,14 +125,15 @@ def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dty
 
 def _blocked_norm(p: Tensor) -> Tensor:
     """Return the norm of a large CPU tensor: blocks in float32, their norms in float64."""
-    flat, dtype = p.reshape(-1), ACCUMULATED_IN.get(p.dtype, p.dtype)
-    tail = flat.numel() % BLOCK
-    body = flat[: flat.numel() - tail].view(-1, BLOCK)
-    blocks = torch.linalg.vector_norm(body, dim=1, dtype=dtype).double()
-    if tail:
-        rest = torch.linalg.vector_norm(flat[-tail:], dtype=dtype).double()
+    dtype, tail = ACCUMULATED_IN.get(p.dtype, p.dtype), p.numel() % BLOCK
+    if not tail:
+        blocks = torch.linalg.vector_norm(p.reshape(-1, BLOCK), dim=1, dtype=dtype)
+    else:
+        flat = p.reshape(-1)
+        blocks = torch.linalg.vector_norm(flat[:-tail].view(-1, BLOCK), dim=1, dtype=dtype)
+        rest = torch.linalg.vector_norm(flat[-tail:], dtype=dtype)
         blocks = torch.cat([blocks, rest.reshape(1)])
-    return torch.linalg.vector_norm(blocks)
+    return torch.linalg.vector_norm(blocks, dtype=torch.float64)
 
 
 def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -1,0 +1,110 @@
+"""The numbers of a step: floats where the host may read the norm, tensors elsewhere, and the same
+bits in both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from normcontrol import AdamWN, NormControl, constant, cosine, linear, piecewise, trace
+from normcontrol.groups.clock import Clock
+from normcontrol.groups.sets import AHEAD
+from normcontrol.schedule import Schedule, every
+
+
+def make(dtype=torch.float32, **settings) -> tuple[list[nn.Parameter], NormControl]:
+    torch.manual_seed(0)
+    shapes = (70, 50), (150, 120), (9,)  # one is summed in blocks, one at once, one is free
+    params = [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+    return params, NormControl(torch.optim.SGD(params, lr=0.1), **settings)
+
+
+def step(params: list[nn.Parameter], opt: torch.optim.Optimizer, seed: int) -> None:
+    torch.manual_seed(seed)
+    for p in params:
+        p.grad = torch.randn_like(p)
+    opt.step()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_floats_and_tensors_give_the_same_bits(dtype, order):
+    settings = {"ratio": linear(1.0, 2.0, steps=5), "rate": 0.1, "order": order}
+    (ours, host), (theirs, other) = make(dtype, **settings), make(dtype, **settings)
+    for seed in range(8):
+        other.clock.known = False  # as after a step that may have been skipped
+        step(ours, host, seed)
+        step(theirs, other, seed)
+        assert host.sets[0].on_host
+        assert not other.sets[0].on_host
+        assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+        for mine, reference in zip(host.norms()["global"], other.norms()["global"], strict=True):
+            assert mine.dtype == torch.float64
+            assert torch.equal(mine, reference)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
+def test_weights_whose_norm_is_zero_or_not_finite_are_left_alone(bad):
+    params, opt = make(norm=1.0, rate=0.5)
+    with torch.no_grad():
+        for p in params:
+            p.fill_(bad)
+            p.grad = torch.zeros_like(p)
+    opt.step()
+    assert opt.sets[0].on_host
+    assert opt.norms()["global"].scale.item() == 1.0
+    assert torch.equal(params[0].isnan(), torch.full((70, 50), bad != bad))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scope": "tensor"},
+        {"law": "upper"},
+        {"law": "integral"},
+        {"start": 2},
+        {"relative_step": 0.1},
+    ],
+)
+def test_other_settings_are_computed_with_tensors(settings):
+    params, opt = make(**settings)
+    step(params, opt, 0)
+    assert not opt.sets[0].on_host
+
+
+def test_a_differentiable_step_is_computed_with_tensors():
+    weight = torch.randn(4, 4, requires_grad=True)
+    opt = AdamWN([weight.clone()], differentiable=True, foreach=False)
+    opt.param_groups[0]["params"][0].grad = torch.ones(4, 4)
+    opt.step()
+    assert not opt.sets[0].on_host
+    assert not opt.norms()["global"].scale.requires_grad
+
+
+SCHEDULES = [
+    constant(1.5),
+    linear(1.0, 2.0, steps=300),
+    cosine(1.0, 2.0, steps=300),
+    piecewise((0, 1.0), (10, 2.0), (400, 1.5)),
+    trace([1.0, 1.2, 1.6], steps=[0, 200, 10_000]),
+    every(3),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: type(s).__name__)
+def test_values_from_a_table_are_those_of_the_schedule(schedule: Schedule):
+    _, opt = make(ratio=schedule)
+    (s,) = opt.sets
+    for at in (1, 2, AHEAD - 1, AHEAD, AHEAD + 1, 3 * AHEAD + 5, 1):
+        clock = Clock(torch.tensor(at), calls=at)
+        assert s.value("ratio", clock, 9.0) == pytest.approx(schedule(at), rel=1e-15)
+
+
+def test_a_changed_schedule_has_a_table_of_its_own():
+    params, opt = make(ratio=linear(1.0, 2.0, steps=10))
+    step(params, opt, 0)
+    opt.param_groups[0]["control"]["ratio"] = linear(3.0, 5.0, steps=10)
+    step(params, opt, 1)
+    reading = opt.norms()["global"]
+    assert (reading.target / opt.sets[0].unit).item() == pytest.approx(3.4)
