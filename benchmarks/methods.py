@@ -4,8 +4,8 @@
 
 It prints the time of the step divided by that of AdamW. The weights are hidden matrices of a GPT:
 24 of 512 x 512 and 12 of 2048 x 512 on a CPU, those of GPT-2 124M on a GPU. A method takes longer
-than AdamW if it measures norms in a separate pass, keeps a copy of the weights, or decomposes
-matrices (spectral).
+than AdamW if it measures norms in a separate pass, keeps a copy of the weights, or multiplies
+matrices.
 """
 
 from __future__ import annotations

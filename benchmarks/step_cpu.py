@@ -32,7 +32,7 @@ from normcontrol.weights.passes import measure
 BYTES_ADAM = 28  # per fp32 weight: weight, m and v are read and written, the gradient is read
 # The norm reads the weight. Another pass, to correct the factor, reads and writes it.
 BYTES_CONTROL = {"fused": 4, "fused, no guess holds": 12}
-GRADIENTS = 4
+GRADIENTS, WARM_UP = 4, 12
 LR = 3e-4
 
 Shapes = list[tuple[int, ...]]
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Shapes, int, tuple[str, ...]]] = {
     "MLP of 26,000": (MLP, 50, ("fused", "default", "SGD, momentum", "SGD")),
     "1,000 tensors of 8x8": ([(8, 8)] * 1000, 5, ("fused", "foreach", "for-loop")),
 }
-"""The shapes, the steps that are timed at a time, and the implementations."""
+"""The shapes, how many times more often a small case is repeated, and the implementations."""
 SHORT: dict[str, tuple[Shapes, int, tuple[str, ...]]] = {
     "small": ([(64, 48), (48,)] * 4, 1, tuple(IMPLEMENTATIONS)),
 }
@@ -114,19 +114,17 @@ def timed(function: Callable[[], Any]) -> Callable[[], float]:
     return call
 
 
-def interleaved(
-    functions: list[Callable[[], float]], repeats: int, calls: int
-) -> list[list[float]]:
-    """Seconds per call of each function. The functions are timed in turn, ``repeats`` times, over
-    ``calls`` calls each time."""
+def interleaved(functions: list[Callable[[], float]], repeats: int) -> list[list[float]]:
+    """Seconds of each call of each function. The functions are called in turn, ``repeats`` times:
+    between two steps other code runs, as in training."""
     times: list[list[float]] = [[] for _ in functions]
-    for function in functions:  # creates the state and warms the caches
-        function()
-        function()
+    for function in functions:  # creates the state; the first guesses of a scale are poor
+        for _ in range(WARM_UP):
+            function()
     for repeat in range(repeats):
         order = range(len(functions)) if repeat % 2 == 0 else reversed(range(len(functions)))
         for i in order:
-            times[i].append(sum(functions[i]() for _ in range(calls)) / calls)
+            times[i].append(functions[i]())
     return times
 
 
@@ -148,9 +146,7 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
-def compare(
-    case: str, shapes: Shapes, implementation: str, repeats: int, steps: int = 1
-) -> dict[str, Any]:
+def compare(case: str, shapes: Shapes, implementation: str, repeats: int) -> dict[str, Any]:
     """Time an optimizer without and with control, and the norm and the scaling alone."""
     gradients = make_gradients(shapes)
     plain, ours = (Steps(make, shapes, gradients) for make in IMPLEMENTATIONS[implementation])
@@ -173,7 +169,7 @@ def compare(
     def scale() -> None:
         torch._foreach_mul_(controlled, one)
 
-    times = interleaved([plain, ours, timed(norm), timed(scale)], repeats, steps)
+    times = interleaved([plain, ours, timed(norm), timed(scale)], repeats)
     medians = [statistics.median(t) for t in times]
     peaks = [peak_extra_bytes(opt) for opt in (plain.opt, ours.opt)]
     return {
@@ -192,7 +188,6 @@ def compare(
         "plain_peak_extra_bytes": peaks[0],
         "controlled_peak_extra_bytes": peaks[1],
         "repeats": repeats,
-        "steps": steps,
     }
 
 
@@ -253,8 +248,8 @@ def main() -> None:
     args = parser.parse_args()
     repeats = 3 if args.short else args.repeats
     results = [
-        compare(case, shapes, name, repeats, steps)
-        for case, (shapes, steps, names) in (SHORT if args.short else CASES).items()
+        compare(case, shapes, name, repeats * more)
+        for case, (shapes, more, names) in (SHORT if args.short else CASES).items()
         for name in names
         if name in args.only
     ]
