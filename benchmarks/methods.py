@@ -44,7 +44,7 @@ def step_of(name: str, device: str) -> Any:
     if name == "AdamW fused":
         return torch.optim.AdamW(parameters(device), lr=1e-3, fused=True).step
     params: Any = parameters(device)
-    if name == "weight-norm":
+    if METHODS[name].takes_model:
         params = nn.ParameterList(params)
         model = nn.Sequential(
             *(nn.Linear(p.shape[1], p.shape[0], bias=False, device=device) for p in params)
@@ -88,7 +88,7 @@ def main() -> None:
     ratios = {}
     for name in METHODS:
         ours, theirs = step_of(name, arguments.device), step_of("AdamW fused", arguments.device)
-        slow = name == "MuonH"  # products of matrices
+        slow = name in ("MuonH", "Muown")  # products of matrices
         rounds = 3 if slow else arguments.repeats
         inner = 1 if arguments.device == "cpu" or slow else 10
         for step in (ours, theirs):

@@ -32,6 +32,9 @@ MODULES = {
             "trace",
             "lr_times",
             "eta_times",
+            "lr_squared_times",
+            "sqrt_lr_times",
+            "every",
         ]
     ],
     "Record, replay, average": ["normcontrol.NormTrace", "normcontrol.reproject_"],
@@ -41,8 +44,10 @@ MODULES = {
         "normcontrol.methods",
     ],
     "Laws": [
-        f"normcontrol.law.{n}" for n in ["proportional", "upper_bound", "lower_bound", "projection"]
+        f"normcontrol.law.{n}"
+        for n in ["proportional", "upper_bound", "lower_bound", "projection", "Band", "Integral"]
     ],
+    "Emerging-Optimizers": ["normcontrol.integrations.emerging_optimizers.NormControlHook"],
     "JAX": [
         f"normcontrol.optax.{n}"
         for n in ["control_norm", "adamwn", "norms", "NormControlState", "Reading"]

@@ -319,6 +319,12 @@ def methods() -> None:
         "nGPT": {"scope": "row"},
         "QK-Clip": {"threshold": 4.0},
     }
+    own |= {
+        "AdamW-lr2": {"weight_decay": 30.0},
+        "Muown": {"lr": 0.03, "adam_lr": lr, "weight_decay": 0.0},
+        "relative-update": {"lr": 0.03},
+        "update-floor": {"floor": 3.0},
+    }
 
     def norms(name: str) -> list[float]:
         torch.manual_seed(0)
@@ -339,7 +345,9 @@ def methods() -> None:
         ) -> torch.Tensor:  # a stand-in: four heads, each with the square of its weights' norm
             return p.detach().reshape(4, -1).square().sum(1)
 
-        given = model if name == "weight-norm" else hidden(model, lambda n, p: n == "2.weight")
+        given = hidden(model, lambda n, p: n == "2.weight")
+        if METHODS[name].takes_model:
+            given = model
         settings = {
             "lr": lr,
             "weight_decay": 0.3,
@@ -367,7 +375,7 @@ def methods() -> None:
         return [n / found[0] for n in found]
 
     adamw = norms("AdamW-13a")
-    figure, axes = plt.subplots(4, 6, figsize=(13, 7.2), sharex=True)
+    figure, axes = plt.subplots(5, 6, figsize=(13, 9), sharex=True)
     for ax, name in zip(axes.flat, METHODS, strict=False):
         ax.plot(adamw, color=GREY, lw=1.2, alpha=0.7)
         ax.plot(norms(name), color=BLUE)
@@ -377,14 +385,8 @@ def methods() -> None:
         ax.margins(y=0.15)
     for ax in axes.flat[len(METHODS) :]:
         ax.axis("off")
-        ax.text(
-            0,
-            0.5,
-            "norm / initial norm\nover 400 steps\ngrey: AdamW",
-            fontsize=9.5,
-            color="#444444",
-            va="center",
-        )
+    note = "norm / initial norm\nover 400 steps\ngrey: AdamW"
+    axes.flat[len(METHODS)].text(0, 0.5, note, fontsize=9.5, color="#444444", va="center")
     save(figure, "methods.png")
 
 

@@ -8,6 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from normcontrol import law as law
+    from normcontrol import methods as methods
     from normcontrol import predict as predict
     from normcontrol.adamwn import AdamWN as AdamWN
     from normcontrol.control import NormControl as NormControl
@@ -18,9 +20,12 @@ if TYPE_CHECKING:
     from normcontrol.schedule import constant as constant
     from normcontrol.schedule import cosine as cosine
     from normcontrol.schedule import eta_times as eta_times
+    from normcontrol.schedule import every as every
     from normcontrol.schedule import linear as linear
+    from normcontrol.schedule import lr_squared_times as lr_squared_times
     from normcontrol.schedule import lr_times as lr_times
     from normcontrol.schedule import piecewise as piecewise
+    from normcontrol.schedule import sqrt_lr_times as sqrt_lr_times
     from normcontrol.schedule import trace as trace
     from normcontrol.set_norm import set_norm_ as set_norm_
     from normcontrol.watch.average import reproject_ as reproject_
@@ -37,18 +42,28 @@ __all__ = [
     "constant",
     "cosine",
     "eta_times",
+    "every",
+    "law",
     "linear",
+    "lr_squared_times",
     "lr_times",
+    "methods",
     "param_groups",
     "piecewise",
     "predict",
     "recipes",
     "reproject_",
     "set_norm_",
+    "sqrt_lr_times",
     "trace",
 ]
 
-_MODULES = {"predict": "predict", "recipes": "predict.recipes"}
+_MODULES = {
+    "law": "law",
+    "methods": "methods",
+    "predict": "predict",
+    "recipes": "predict.recipes",
+}
 _HOMES = {
     "AdamWN": "adamwn",
     "NormControl": "control",

@@ -17,6 +17,7 @@ from torch.optim.optimizer import ParamsT
 from normcontrol.control import NormControl
 from normcontrol.distributed.ranks import is_mixed
 from normcontrol.groups.members import Controlled, marks_of_decay
+from normcontrol.law import Law
 from normcontrol.schedule import Value, is_jax
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.folded import FoldedStepper
@@ -76,7 +77,7 @@ class AdamWN(NormControl):
         gain: Value | None = None,
         rate: Value = 1e-2,
         scope: Any = "global",
-        law: str = "proportional",
+        law: str | Law = "proportional",
         order: str = "after",
         start: Any = 0,
         controlled: Controlled | None = None,

@@ -33,6 +33,7 @@ from normcontrol.groups.state import (
     unchanged_on_error,
 )
 from normcontrol.groups.turns import Turns, check_pieces
+from normcontrol.law import Law
 from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper, evaluated
 from normcontrol.wrapper import Wrapper, not_compiled
@@ -71,14 +72,16 @@ class NormControl(Wrapper):
         scope: which weights share a norm: "global" (the paper), "group", "tensor", "row", "col", or
             a tuple of axes.
         law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), "band(0.5)" (free
-            between half the target and the target), "projection" (on target at once), or "integral"
-            (an upper bound with memory, CPR).
+            between half the target and the target), "projection" (on target at once), "integral"
+            (an upper bound with memory, CPR), or a function of ``normcontrol.law`` or your own.
         order: "after" the optimizer's step (Algorithm 1) or "before" it, as torch's AdamW decays.
         size: what is controlled: the "norm", the "spectral" norm (or "spectral-exact", which is
             slow), or a function of a tensor that returns a number for each part.
         start: control the norm from this step on, relative to its value at that step; or
-            "inflection", when its growth slows down.
+            "inflection", when its growth slows down; or "every step", relative to its value before
+            each step.
         relative_step: the length of the optimizer's updates as a fraction of the target norm.
+        min_relative_step: their least length; longer updates stay as they are.
         cautious: scale only the weights that the optimizer's update moved towards zero.
         controlled: which tensors: "matrices" (two or more dimensions, so not biases and norm
             layers), True (all), False (none), or a function of name and tensor.
@@ -120,11 +123,12 @@ class NormControl(Wrapper):
         gain: Value | None = None,
         rate: Value = 1e-2,
         scope: Any = "global",
-        law: str = "proportional",
+        law: str | Law = "proportional",
         order: str = "after",
         size: Any = "norm",
         start: Any = 0,
         relative_step: Value | None = None,
+        min_relative_step: Value | None = None,
         cautious: bool = False,
         controlled: Controlled = "matrices",
         outputs: Any = None,
@@ -134,6 +138,7 @@ class NormControl(Wrapper):
         given: dict[str, Any] = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain}
         given |= {"rate": rate, "scope": scope, "law": law, "order": order, "size": size}
         given |= {"start": start, "relative_step": relative_step, "cautious": cautious}
+        given |= {"min_relative_step": min_relative_step}
         given |= {"controlled": controlled, "outputs": outputs}
         super().__init__(optimizer)
         self._settings, self._make_stepper = with_defaults(given), stepper or PlainStepper

@@ -2,9 +2,9 @@
 
 A law is a function ``(norm, target, rate) -> scale``, element-wise on tensors. It knows nothing
 about optimizers, schedules, or which weights share a norm. To add a law, write a function and add
-one line to :data:`LAWS`. A law that keeps state between steps is a class, see :class:`Integral`.
-Only :func:`proportional` is also called with floats, which is faster where the host may read the
-norm.
+one line to :data:`LAWS`; or give the function itself as ``law=``, which a checkpoint cannot store.
+A law that keeps state between steps is a class, see :class:`Integral`. Only :func:`proportional` is
+also called with floats, which is faster where the host may read the norm.
 """
 
 from __future__ import annotations
@@ -120,24 +120,73 @@ LAWS: dict[str, Law] = {
 """The laws without state, by the name that ``law=`` takes. Add your own here."""
 
 
-def law_of(name: str) -> Law | None:
+@dataclass(frozen=True)
+class OwnLaw:
+    """A law that was given as a function, and is not in :data:`LAWS`.
+
+    A function cannot be stored in a checkpoint: construct the optimizer with the same function when
+    you resume, or add it to :data:`LAWS` and give its name.
+    """
+
+    function: Law
+
+    def __call__(self, norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
+        return self.function(norm, target, rate)
+
+    def __repr__(self) -> str:
+        return f"law({getattr(self.function, '__name__', type(self.function).__name__)!r})"
+
+
+def as_law(given: Any) -> str | OwnLaw:
+    """Return the setting ``law=`` as it is stored: a name, or an :class:`OwnLaw`.
+
+    The laws of this file are stored by their names, also if they were given as functions.
+
+    >>> as_law("upper"), as_law(projection), as_law(Band(0.5)), as_law(Integral)
+    ('upper', 'projection', 'band(0.5)', 'integral')
+    """
+    if isinstance(given, (str, OwnLaw)):
+        return given
+    for name, law in LAWS.items():
+        if law is given:
+            return name
+    if isinstance(given, Band):
+        return f"band({given.low!r})"
+    if given is Integral or isinstance(given, Integral):
+        return "integral"  # the controller constructs it, with the memory that it saves
+    if not callable(given):
+        law_of(given)  # the error names the known laws
+    scale = given(torch.ones(2), torch.full((2,), 2.0), 0.5)
+    if not isinstance(scale, Tensor) or scale.shape != (2,):
+        found = f"shape {tuple(scale.shape)}" if isinstance(scale, Tensor) else repr(scale)
+        raise ValueError(
+            f"law={OwnLaw(given)!r} returned {found} for two norms: a law is a function of (norm, "
+            "target, rate) that returns a scale for every norm, as a tensor."
+        )
+    return OwnLaw(given)
+
+
+def law_of(name: Any) -> Law | None:
     """Return the law with this name: a key of :data:`LAWS`, or ``"band(0.5)"``.
 
-    For ``"integral"`` the result is None, because :class:`Integral` is constructed with the state
-    of the weights that it is applied to.
+    A function is returned as an :class:`OwnLaw`. For ``"integral"`` the result is None, because
+    :class:`Integral` is constructed with the state of the weights that it is applied to.
 
     >>> law_of("band(0.5)")
     Band(low=0.5)
     """
+    name = as_law(name) if callable(name) else name
+    if isinstance(name, OwnLaw):
+        return name
     band = re.fullmatch(r"band\(([\d.e+-]+)\)", str(name))
     if band and 0 <= float(band[1]) <= 1:
         return Band(float(band[1]))
     if name == "integral":
         return None
-    if name in LAWS:
+    if isinstance(name, str) and name in LAWS:
         return LAWS[name]
     known = ", ".join(map(repr, (*LAWS, "band(LOW)", "integral")))
     raise ValueError(
-        f"law={name!r} is not known: give one of {known}. LOW is a fraction of the target, "
-        "within [0, 1]."
+        f"law={name!r} is not known: give one of {known}, or a function of (norm, target, rate). "
+        "LOW is a fraction of the target, within [0, 1]."
     )

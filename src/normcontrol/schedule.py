@@ -270,10 +270,10 @@ class lr_squared_times(lr_times):
     """A rate proportional to the square of the learning rate: ``k_t = factor * lr_t^2 / lr_max``.
 
     With ``ratio=0`` this is AdamC (Defazio, 2025). Its decay keeps the norm constant while the
-    learning rate falls.
+    learning rate falls. Without ``lr_max`` it is ``factor * lr_t^2``.
     """
 
-    lr_max: float
+    lr_max: float = 1.0
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
         return self.factor * group["lr"] ** 2 / self.lr_max

@@ -71,12 +71,12 @@ class GradientDirection:
         return grads
 
 
-def by_definition(rule, direction=AdamDirection) -> list[Tensor]:
-    """The weights after all steps of ``rule(w, u, lr, i, step)``, which returns the new value of
+def by_definition(rule, direction=AdamDirection, steps: int = STEPS) -> list[Tensor]:
+    """The weights after these steps of ``rule(w, u, lr, i, step)``, which returns the new value of
     tensor i."""
     ws = [w.clone() for w in INITIAL]
     direct = direction(ws)
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         us = direct(gradients(step, ws))
         ws = [rule(w, u, lr_at(step), i, step) for i, (w, u) in enumerate(zip(ws, us, strict=True))]
     return ws

@@ -73,6 +73,15 @@ def test_adamc():
     )
 
 
+def test_decay_by_the_square_of_the_learning_rate():
+    params = weights()
+    opt = methods.adamw_lr_squared(params, weight_decay=25.0, **ADAM)
+    assert_close(
+        trained(opt, params),
+        by_definition(lambda w, u, lr, i, t: w - lr * u - 25.0 * lr**2 * w),
+    )
+
+
 def test_cautious_decay():
     params = weights()
     expected = by_definition(lambda w, u, lr, i, t: w - lr * (u + 0.3 * (u * w >= 0) * w))

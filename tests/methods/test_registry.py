@@ -14,10 +14,10 @@ from normcontrol.methods import METHODS, hidden
 
 def test_every_method_steps():
     for name, method in METHODS.items():
-        if name == "MuonH" and not hasattr(torch.optim, "Muon"):
+        if name in ("MuonH", "Muown") and not hasattr(torch.optim, "Muon"):
             continue
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        groups = model if name == "weight-norm" else hidden(model)
+        groups = model if method.takes_model else hidden(model)
         for opt in method(
             groups, lr=1e-2, weight_decay=0.1, largest_logits=lambda p: torch.ones(2)
         ):
@@ -31,7 +31,21 @@ def test_every_method_steps():
 
 @pytest.mark.parametrize(
     "name",
-    ["CPR-WS", "CPR-IP", "CPR-kI0", "AdamH", "LAWN", "rotational", "cautious", "spectral", "NaP"],
+    [
+        "CPR-WS",
+        "CPR-IP",
+        "CPR-kI0",
+        "AdamH",
+        "LAWN",
+        "rotational",
+        "cautious",
+        "spectral",
+        "NaP",
+        "radial-brake",
+        "relative-update",
+        "update-floor",
+        "AdamW-lr2",
+    ],
 )
 def test_resuming_gives_the_same_bits(name, tmp_path):
     def make() -> tuple[list[nn.Parameter], NormControl]:

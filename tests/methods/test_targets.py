@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -122,28 +121,9 @@ def test_ngpt_and_edm2():
     assert_close(trained(methods.edm2(params, **ADAM), params), unit)
 
 
-def test_weight_normalisation_keeps_the_norms_of_the_directions():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    twin = copy.deepcopy(model)
-    x = torch.randn(32, 4)
-    opt = methods.weight_normalised(model, lr=1e-2)
-    assert torch.allclose(model(x), twin(x), atol=1e-6)
-    directions = [m.parametrizations.weight.original1 for m in (model[0], model[2])]
-    before = [rows(v.detach()).clone() for v in directions]
-    for _ in range(20):
-        opt.zero_grad()
-        (model(x) - 1).square().mean().backward()
-        opt.step()
-    for v, norm in zip(directions, before, strict=True):
-        assert torch.allclose(rows(v.detach()), norm, rtol=1e-6)
-    assert not torch.allclose(model[0].weight, twin[0].weight, atol=1e-2)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: methods.weight_normalised(nn.Linear(2, 2).parameters()), "it needs the model"),
         (lambda: methods.nap(weights(), n=0), "every got n=0"),
     ],
 )

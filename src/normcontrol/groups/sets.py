@@ -16,12 +16,12 @@ from torch import Tensor
 
 from normcontrol.distributed.shards import Shards
 from normcontrol.groups.clock import Clock
-from normcontrol.groups.settings import MECHANISMS, Group, target_kind
+from normcontrol.groups.settings import MECHANISMS, STEP_LENGTHS, Group, target_kind
 from normcontrol.groups.state import state_of
 from normcontrol.law import Integral, Law, law_of, proportional
 from normcontrol.mechanisms.power_iteration import PowerIteration
 from normcontrol.mechanisms.size import size_of
-from normcontrol.mechanisms.start import ROWS, AtInflection, AtStep
+from normcontrol.mechanisms.start import EVERY_STEP, ROWS, AtEveryStep, AtInflection, AtStep
 from normcontrol.mechanisms.update import resize_
 from normcontrol.schedule import Schedule, custom, lr_times, trace
 from normcontrol.scope import parse_scope
@@ -93,12 +93,12 @@ class WeightSet:
         self.on_host = False
         """Whether norm, target, rate and scale of the current step are floats, not tensors."""
         self.may_be_on_host = self.scope.joint and shards is None and self.unit.is_cpu
-        self.may_be_on_host &= self.start is None and "relative_step" not in self.mechanisms
+        self.may_be_on_host &= self.start is None and not self.mechanisms & set(STEP_LENGTHS)
         """Whether there is one number of each, and the host need not wait for it."""
         self._unit_on_host: float | None = None
         self._ahead: dict[str, tuple[Schedule, int, list[float]]] = {}
         self.length = self.unit
-        """The length of the optimizer's update, if ``relative_step`` gives it one."""
+        """The length of the optimizer's update, if a setting of :data:`STEP_LENGTHS` gives one."""
         self.before: list[Tensor] = []
         """The weights before the optimizer's step, if a mechanism needs them."""
         self.parts: Tensor | None = None
@@ -148,8 +148,8 @@ class WeightSet:
             self.goal = value * self._unit_on_host, rate
             return
         target = value * self.unit
-        if "relative_step" in self.mechanisms:
-            self.length = self.value("relative_step", clock, math.inf) * target
+        for name in self.mechanisms.intersection(STEP_LENGTHS):
+            self.length = self.value(name, clock, math.inf) * target
         self.goal = target, rate
 
     def join(self, parts: Tensor) -> Any:
@@ -215,17 +215,19 @@ class WeightSet:
         return values[step - first]
 
     def resize_update_(self, clock: Clock) -> None:
-        """Give the optimizer's last update the length that ``relative_step`` asks for."""
-        resize_(self.params, self.before, self.scope, self.length, clock.step)
+        """Give the optimizer's last update the length that a setting asks for."""
+        at_least = "min_relative_step" in self.mechanisms
+        resize_(self.params, self.before, self.scope, self.length, clock.step, at_least)
 
     def update_reference(self, clock: Clock, skip: Tensor | None) -> None:
         """Store the current norms as the reference of the parts whose control starts now."""
-        if self.start is None or self.parts is None:
+        if self.start is None or self.parts is None or self.last is None:
             return
-        norm = self.scope.join(self.parts)
+        parts = self.last[1].abs() * self.parts  # the scale is 1 where control has not started
+        norm = self.scope.join(parts)
         valid = torch.isfinite(norm) if skip is None else torch.isfinite(norm) & (skip == 0)
         now = self.start.starts_now(norm, clock.step, valid)
-        self.initial.copy_(torch.where(now, self.parts, self.initial))
+        self.initial.copy_(torch.where(now, parts, self.initial))
         self.unit.copy_(self.scope.join(self.initial))
         if not self._is_gathered:
             self._store_reference(self.initial)
@@ -281,8 +283,10 @@ class WeightSet:
         counts = self._unit_norms([p.numel() for p in self.params]).square()
         return Integral(self._recall()[0].reshape(self.unit.shape), counts)
 
-    def _start(self) -> AtStep | AtInflection | None:
+    def _start(self) -> AtStep | AtEveryStep | AtInflection | None:
         start = self.settings["start"]
+        if start == EVERY_STEP:
+            return AtEveryStep()
         if start == "inflection":
             return AtInflection(self._recall()[1:].view(ROWS, *self.unit.shape))
         return AtStep(start) if start else None

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 from normcontrol.groups.members import CONTROL, as_rule, controlled_params
 from normcontrol.groups.outputs import as_axes
-from normcontrol.law import law_of
+from normcontrol.law import as_law, law_of
 from normcontrol.mechanisms.size import SPECTRAL, Statistic, as_size
-from normcontrol.mechanisms.start import check_start
+from normcontrol.mechanisms.start import EVERY_STEP, check_start
 from normcontrol.schedule import as_schedule, check_range, linear
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS
@@ -31,10 +31,22 @@ Settings = Mapping[str, Any]
 PAPER_RATIO = linear(1.0, 2.0, steps=2500)
 """The paper's Figure 1 and best run: the norm doubles over 2,500 steps and then stays constant."""
 
-MECHANISMS: dict[str, Any] = {"size": "norm", "start": 0, "relative_step": None, "cautious": False}
+MECHANISMS: dict[str, Any] = {
+    "size": "norm",
+    "start": 0,
+    "relative_step": None,
+    "min_relative_step": None,
+    "cautious": False,
+}
 """Settings that only some published methods use, and the values that mean "not used"."""
 
-NEED_WHOLE_TENSORS = ("size", "relative_step")
+STEP_LENGTHS = ("relative_step", "min_relative_step")
+"""Mechanisms that set the length of the optimizer's update."""
+
+USE_UPDATES = frozenset((*STEP_LENGTHS, "cautious"))
+"""Mechanisms that compare the weights with those before the optimizer's step."""
+
+NEED_WHOLE_TENSORS = ("size", *STEP_LENGTHS)
 """Mechanisms that need more of a tensor than this rank's shard and the norms over all ranks: a
 size is a function of the whole tensor, and no rank knows the length of a whole update."""
 
@@ -79,7 +91,7 @@ def normalise(given: Settings) -> dict[str, Any]:
         if name not in given:
             continue
         value = given[name]
-        if name == "rate" or (name == "relative_step" and value is not None):
+        if name == "rate" or (name in STEP_LENGTHS and value is not None):
             value = as_schedule(value, name)
         elif name == "scope":
             value = parse_scope(value).name
@@ -87,6 +99,8 @@ def normalise(given: Settings) -> dict[str, Any]:
             value = as_axes(value)
         elif name == "size":
             value = as_size(value)
+        elif name == "law":
+            value = as_law(value)
         settings[name] = value
     return settings
 
@@ -183,7 +197,7 @@ def check_mechanisms(group: Group) -> None:
     """Refuse optional mechanisms that do not work with the other settings of the group."""
     settings = group[CONTROL]
     kind, scope = target_kind(settings), parse_scope(settings["scope"])
-    size, start, relative, cautious = (settings[name] for name in MECHANISMS)
+    size, start = settings["size"], settings["start"]
     check_start(start)
     if start and kind != "ratio":
         raise ValueError(
@@ -200,12 +214,25 @@ def check_mechanisms(group: Group) -> None:
             f"size={size!r} belongs to a single matrix: use it with scope='tensor' and a ratio "
             "or norm as target."
         )
-    if relative is not None:
-        why = "the length of an update cannot be negative, infinite or NaN. Give 0 or more."
-        check_range("relative_step", relative, 0.0, 1e300, why)
-    if relative is None and not cautious:
+    for name in STEP_LENGTHS:
+        if settings[name] is not None:
+            why = "the length of an update cannot be negative, infinite or NaN. Give 0 or more."
+            check_range(name, settings[name], 0.0, 1e300, why)
+    if all(settings[name] is not None for name in STEP_LENGTHS):
+        raise ValueError(
+            "relative_step and min_relative_step were both given: the first sets the length of an "
+            "update, so it has no least length. Give one of them."
+        )
+    used = [name for name in MECHANISMS if name in USE_UPDATES]
+    used = [f"{name}={settings[name]!r}" for name in used if settings[name] not in (None, False)]
+    if not used:
         return
-    name = "cautious=True" if cautious else f"relative_step={relative!r}"
+    if settings["cautious"] and start == EVERY_STEP:
+        raise ValueError(
+            "cautious=True scales some of the weights, so that their norm after a step is not "
+            "known, but start='every step' needs it. Use one of them."
+        )
+    name = " and ".join(used)
     if settings["order"] != "after":
         raise ValueError(
             f"{name} uses the step that the optimizer has made, so it needs order='after'."
@@ -238,6 +265,8 @@ def check_references(
     has_zero = len(reference) > 0 and not bool((reference > 0).all())
     if scope.joint or target_kind(settings) != "ratio" or not has_zero:
         return
+    if settings["start"] == EVERY_STEP and settings["relative_step"] is None:
+        return  # the reference is zero at the first step only
     for name, parts in zip(names, reference.split(scope.sizes(params)), strict=True):
         zeros = int((~(parts > 0)).sum())
         if zeros:

@@ -20,6 +20,7 @@ from normcontrol.groups.members import CONTROL
 from normcontrol.groups.settings import (
     DEFAULTS,
     STATE_NAMES,
+    STEP_LENGTHS,
     Group,
     Settings,
     check_group,
@@ -29,6 +30,7 @@ from normcontrol.groups.settings import (
     setting_names,
     target_kind,
 )
+from normcontrol.law import OwnLaw
 from normcontrol.mechanisms.size import Statistic, as_size
 from normcontrol.schedule_text import checked_text, from_text
 from normcontrol.scope import parse_scope
@@ -216,11 +218,13 @@ def restored(index: int, given: Group, live: Group) -> Group:
         )
     missing = {k: v for k, v in ours.items() if k in DEFAULTS and k not in theirs}
     control = {**missing, **theirs, "scope": ours["scope"], "reference": got.to(have.device)}
-    for name in (*TARGETS, "rate", "relative_step"):
+    for name in (*TARGETS, "rate", *STEP_LENGTHS):
         if name in theirs:
             control[name] = from_text(theirs[name], ours.get(name))
     if "size" in theirs:
-        control["size"] = _restored_size(theirs["size"], ours["size"])
+        control["size"] = as_size(_restored("size of weights", theirs["size"], ours["size"]))
+    if "law" in theirs:
+        control["law"] = _restored("law", theirs["law"], ours["law"])
     return {**given, CONTROL: ControlState(control)}
 
 
@@ -233,15 +237,17 @@ def adapted(given: Group, live: Group) -> Group:
 
 
 def _plain(name: str, value: Any) -> Any:
-    return repr(value) if isinstance(value, Statistic) else checked_text(name, value)
+    return repr(value) if isinstance(value, (Statistic, OwnLaw)) else checked_text(name, value)
 
 
-def _restored_size(given: str, live: Any) -> Any:
-    if not given.startswith("statistic("):
-        return as_size(given)
-    if isinstance(live, Statistic):
+def _restored(what: str, given: str, live: Any) -> Any:
+    """Return a saved setting, or the live one if a user's function was saved by its name."""
+    if not given.startswith(("statistic(", "law(")):
+        return given
+    if isinstance(live, (Statistic, OwnLaw)):
         return live
     raise ValueError(
-        f"The checkpoint was made with the function {given[10:-1]} as the size of weights, and a "
-        "function cannot be stored. Construct the optimizer with the same function before loading."
+        f"The checkpoint was made with the function {given[given.index('(') + 1 : -1]} as the "
+        f"{what}, and a function cannot be stored. Construct the optimizer with the same function "
+        "before loading."
     )

@@ -1,8 +1,9 @@
 """Delayed starts: when control of a norm begins (the setting ``start=``).
 
 Until then the rate is zero. The norm at the start becomes the reference, in place of the initial
-norm. The decisions are tensor operations, so that no step waits for a device. A start knows norms
-and steps, and nothing about weights or targets.
+norm; with ``start="every step"`` the norm after each step is that of the next one. The decisions
+are tensor operations, so that no step waits for a device. A start knows norms and steps, and
+nothing about weights or targets.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch import Tensor
 SAMPLED_EVERY, DECAY, FIRST = 200, 0.9, 3
 """How CPR finds the inflection point: it samples a running mean with this decay at every 200th
 step, and compares samples from the third one on."""
+
+EVERY_STEP = "every step"
+"""The value of ``start=`` with which the reference is the norm before each step."""
 
 ROWS = 4
 """How many numbers :class:`AtInflection` stores for every norm."""
@@ -34,6 +38,19 @@ class AtStep:
     def starts_now(self, norm: Tensor, step: Tensor, valid: Tensor) -> Tensor:
         """True where the norm of this step becomes the reference, if it is valid."""
         return (step == self.at) & valid
+
+
+@dataclass(frozen=True)
+class AtEveryStep:
+    """Take the norm after every step as the reference of the next one."""
+
+    def is_active(self, step: Tensor) -> Tensor:
+        """True: the initial norm is the reference of the first step."""
+        return step > 0
+
+    def starts_now(self, norm: Tensor, step: Tensor, valid: Tensor) -> Tensor:
+        """True where the norm of this step becomes the reference, if it is valid."""
+        return valid
 
 
 @dataclass(frozen=True)
@@ -71,12 +88,12 @@ class AtInflection:
 
 
 def check_start(given: Any) -> None:
-    """Raise an error if ``start=`` is neither a step nor ``"inflection"``."""
-    if given == "inflection" or (
+    """Raise an error if ``start=`` is neither a step, ``"inflection"`` nor ``"every step"``."""
+    if given in ("inflection", EVERY_STEP) or (
         isinstance(given, int) and not isinstance(given, bool) and given >= 0
     ):
         return
     raise ValueError(
         f"start={given!r} is not known: give the step after which the norm is controlled (0: from "
-        "the first step on), or 'inflection'."
+        "the first step on), 'inflection', or 'every step'."
     )

@@ -1,7 +1,7 @@
 """Mechanisms that use the optimizer's own update: its length, or its sign (the settings
-``relative_step=`` and ``cautious=``).
+``relative_step=``, ``min_relative_step=`` and ``cautious=``).
 
-They compare the weights with a copy from before the step. Only weights that use one of the two
+They compare the weights with a copy from before the step. Only weights that use one of these
 settings are copied. This file knows nothing about targets, laws or schedules.
 """
 
@@ -18,14 +18,21 @@ from normcontrol.weights.passes import measure, multiply_
 
 @torch.no_grad()
 def resize_(
-    params: Sequence[Tensor], before: Sequence[Tensor], scope: Scope, length: Tensor, step: Tensor
+    params: Sequence[Tensor],
+    before: Sequence[Tensor],
+    scope: Scope,
+    length: Tensor,
+    step: Tensor,
+    at_least: bool = False,
 ) -> None:
     """Give the update from ``before`` to ``params`` this length, and keep its direction.
 
-    An update of length zero stays zero.
+    With ``at_least``, a longer update stays as it is. An update of length zero stays zero.
     """
     updates = torch._foreach_sub(list(params), list(before))
     norm = scope.join(measure(updates, scope))
+    if at_least:
+        length = torch.maximum(length, norm)
     multiply_(updates, scope, torch.where(norm > 0, length / norm, 1.0), step)
     torch._foreach_copy_(list(params), torch._foreach_add(list(before), updates))
 

@@ -20,6 +20,7 @@ from normcontrol.methods.decay import (
     adamc,
     adamw,
     adamw_decoupled,
+    adamw_lr_squared,
     cautious,
     hanson_pratt,
 )
@@ -31,10 +32,11 @@ from normcontrol.methods.targets import (
     min_max_norm,
     nap,
     ngpt,
-    weight_normalised,
 )
+from normcontrol.methods.reparametrised import muown, weight_normalised
 from normcontrol.methods.constrained import cpr, cpr_inflection, cpr_uniform, cpr_warm_start
 from normcontrol.methods.sphere import adamh, muonh, rotational
+from normcontrol.methods.steps import radial_brake, relative_update, update_floor
 from normcontrol.methods.sizes import qk_clip, spectral
 # isort: on
 
@@ -49,6 +51,7 @@ __all__ = [
     "adamh",
     "adamw",
     "adamw_decoupled",
+    "adamw_lr_squared",
     "adamwn",
     "cautious",
     "cpr",
@@ -64,10 +67,14 @@ __all__ = [
     "method",
     "min_max_norm",
     "muonh",
+    "muown",
     "nap",
     "ngpt",
     "qk_clip",
+    "radial_brake",
+    "relative_update",
     "rotational",
     "spectral",
+    "update_floor",
     "weight_normalised",
 ]

@@ -94,6 +94,31 @@ def adamc(
 
 
 @method(
+    "AdamW-lr2",
+    scope="global",
+    target="0",
+    law="k = decay * lr^2",
+    reference="PaLM 2022, arXiv:2204.02311",
+)
+def adamw_lr_squared(
+    params: ParamsT,
+    lr: float = 1e-3,
+    betas: Betas = BETAS,
+    weight_decay: float = 100.0,
+    **adam: Any,
+) -> AdamWN:
+    r"""Decay proportional to the square of the learning rate: :math:`\theta \leftarrow \theta -
+    \lambda \alpha_t^2 \theta`.
+
+    PaLM decayed by :math:`\alpha_t^2` itself, :math:`\lambda = 1`. AdamC is the same rule with
+    :math:`\lambda / \alpha_{max}`: the decay of AdamW at the peak of the schedule.
+    """
+    return AdamWN(
+        params, lr, betas, ratio=0.0, rate=lr_squared_times(weight_decay), order="before", **adam
+    )
+
+
+@method(
     "cautious",
     scope="element",
     target="0",

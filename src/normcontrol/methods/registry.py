@@ -34,6 +34,11 @@ class Method:
     hidden: bool = False
     """True if the authors apply the method to hidden matrices only, not to embeddings and heads."""
 
+    @property
+    def takes_model(self) -> bool:
+        """True if the method changes the model, so that it takes that in place of parameters."""
+        return next(iter(inspect.signature(self.build).parameters)) == "model"
+
     def __call__(self, params: Any, **settings: Any) -> list[Optimizer]:
         """Construct the method's optimizers. Settings that the method does not have are ignored."""
         takes = inspect.signature(self.build).parameters

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
 from torch.optim import SGD, Adam
 from torch.optim.optimizer import ParamsT
 
@@ -145,37 +143,3 @@ def edm2(params: ParamsT, lr: float = 1e-2, betas: Betas = BETAS, **adam: Any) -
     From the second step on, gradients are computed at the same weights.
     """
     return AdamWN(params, lr, betas, rms=1.0, law="projection", scope="row", **adam)
-
-
-@method(
-    "weight-norm",
-    scope="row",
-    target="rho_0 of directions",
-    law="projection",
-    reference="Salimans 2016, arXiv:1602.07868",
-)
-def weight_normalised(
-    model: nn.Module, lr: float = 1e-3, betas: Betas = BETAS, **adam: Any
-) -> AdamWN:
-    r"""Weight normalisation, :math:`w = g\, v / \|v\|`, by torch's own parametrisation of every
-    linear and convolutional layer.
-
-    The norms of the directions v are kept constant. Otherwise they would grow, and the angle of a
-    step would shrink. The model is changed in place.
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            "Weight normalisation changes how a model computes its weights, so it needs the "
-            f"model, not {type(model).__name__}."
-        )
-    for module in model.modules():
-        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and not hasattr(
-            module, "parametrizations"
-        ):
-            weight_norm(module)
-    suffix = "parametrizations.weight.original1"  # the name that torch gives to v
-    named = list(model.named_parameters())
-    directions = [(name, p) for name, p in named if name.endswith(suffix)]
-    rest = [(name, p) for name, p in named if not name.endswith(suffix)]
-    groups = [{"params": directions, "controlled": True}, {"params": rest, "controlled": False}]
-    return AdamWN(groups, lr, betas, ratio=1.0, law="projection", scope="row", **adam)

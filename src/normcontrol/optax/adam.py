@@ -10,6 +10,7 @@ from typing import Any
 import optax
 
 from normcontrol.optax.control import control_norm
+from normcontrol.optax.laws import Law
 from normcontrol.optax.no_torch import refuse_torch, refuse_torch_weights
 from normcontrol.optax.outputs import Outputs
 from normcontrol.optax.selection import Mask
@@ -34,7 +35,7 @@ def adamwn(
     gain: Value | None = None,
     rate: Value = 1e-2,
     scope: Any = "global",
-    law: str = "proportional",
+    law: str | Law = "proportional",
     order: str = "after",
     outputs: Outputs = None,
 ) -> optax.GradientTransformationExtraArgs:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from normcontrol.optax.laws import LAWS
+from normcontrol.optax.laws import Law
 from normcontrol.optax.outputs import Outputs, outputs_of
 from normcontrol.optax.parts import check_reference, measure, reference, spread, widened
 from normcontrol.optax.rounding import round_to
@@ -42,7 +42,7 @@ def control_norm(
     norm: Value | None = None,
     rms: Value | None = None,
     gain: Value | None = None,
-    law: str = "proportional",
+    law: str | Law = "proportional",
     order: str = "after",
     outputs: Outputs = None,
 ) -> optax.GradientTransformation:
@@ -153,7 +153,7 @@ def _controlled(
     norm = measure(thetas, scope)  #                          ||theta_t||
     _check_state(state, norm)
     target = value_at(level, count) * unit  #                 r_t ||theta_0||
-    scale = LAWS[law](norm, target, value_at(rate, count))  # 1 - k_t (1 - target / norm)
+    scale = law(norm, target, value_at(rate, count))  #       1 - k_t (1 - target / norm)
     scale = _one_where_undefined(scale, norm, state.norm0 if kind == "ratio" else norm)
     factors = spread(scale, scope, weights)  #                theta_t <- scale * theta_t
     thetas = [factor * theta for factor, theta in zip(factors, thetas, strict=True)]

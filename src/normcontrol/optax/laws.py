@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+Law = Callable[[jax.Array, jax.Array, Any], jax.Array]
+
 
 def proportional(norm: jax.Array, target: jax.Array, rate: Any) -> jax.Array:
     """Equation 3 of the paper: ``theta <- theta - k_t (1 - r_t ||theta_0|| / ||theta_t||) theta``.
@@ -37,7 +39,7 @@ def projection(norm: jax.Array, target: jax.Array, rate: Any) -> jax.Array:
     return jnp.where(jnp.asarray(rate) > 0, target / norm, 1.0)
 
 
-LAWS: dict[str, Callable[[jax.Array, jax.Array, Any], jax.Array]] = {
+LAWS: dict[str, Law] = {
     "proportional": proportional,
     "upper": upper_bound,
     "lower": lower_bound,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from normcontrol.optax.laws import LAWS
+from normcontrol.optax.laws import LAWS, Law
 from normcontrol.optax.no_torch import refuse_torch
 from normcontrol.optax.outputs import Outputs
 from normcontrol.scope import Scope, parse_scope
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
     level: Value
     rate: Value
     scope: Scope
-    law: str
+    law: Law
     order: str
     outputs: Outputs
 
@@ -46,7 +46,7 @@ def checked(
     targets: dict[str, Value | None],
     rate: Value,
     scope: Any,
-    law: str,
+    law: str | Law,
     order: str,
     outputs: Outputs,
 ) -> Settings:
@@ -68,8 +68,16 @@ def checked(
         "it. Give a rate within [0, 1]."
     )
     check_range("rate", rate, 0.0, 1.0, why)
-    if law not in LAWS:
-        raise ValueError(f"law={law!r} is not known: give one of {', '.join(map(repr, LAWS))}.")
+    if not callable(law) and law not in LAWS:
+        raise ValueError(
+            f"law={law!r} is not known: give one of {', '.join(map(repr, LAWS))}, or a function of "
+            "(norm, target, rate)."
+        )
+    if getattr(law, "__module__", "") == "normcontrol.law":
+        raise TypeError(
+            f"{law!r} is a law for torch: give its name, or the function of the same name in "
+            "normcontrol.optax.laws."
+        )
     if order not in ("after", "before"):
         raise ValueError(
             f"order={order!r} is not known: give 'after' (Algorithm 1) or 'before' (as optax's own "
@@ -80,6 +88,7 @@ def checked(
             "scope='group': optax has no parameter groups. Give each label of optax.partition a "
             "control_norm of its own."
         )
+    law = law if callable(law) else LAWS[law]
     return Settings(kind, level, rate, parse_scope(scope), law, order, outputs)
 
 

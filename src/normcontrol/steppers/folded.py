@@ -19,6 +19,7 @@ from torch import Tensor
 
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.sets import WeightSet
+from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler, next_scale
 from normcontrol.weights.memory import overlaps
 
@@ -125,7 +126,7 @@ def can_be_folded(s: WeightSet) -> bool:
     """
     default = s.scope.joint and s.shards is None and s.order == "after"
     default = default and sum(p.numel() for p in s.params) >= FEWEST
-    default = default and not s.mechanisms & {"size", "relative_step", "cautious"}
+    default = default and not s.mechanisms & (USE_UPDATES | {"size"})
     return default and all(p.is_cpu and p.dtype == torch.float32 for p in s.params)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from normcontrol.distributed.ranks import local_tensors
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.sets import WeightSet
+from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.groups.state import state_of
 from normcontrol.steppers import kernels
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
@@ -133,8 +134,8 @@ class Plan:
     """
 
     def __init__(self, adam: Any, sets: Sequence[WeightSet]) -> None:
-        if any(s.mechanisms & {"relative_step", "cautious"} for s in sets):
-            raise Unfit("relative_step= and cautious= need the weights before the step")
+        for used in (name for s in sets for name in s.mechanisms & USE_UPDATES):
+            raise Unfit(f"{used}= needs the weights before the step")
         planned = [s for s in sets if s.scope.axes is None and "size" not in s.mechanisms]
         slots = {p: i for i, p in enumerate(p for s in planned for p in s.params)}
         self.adam, self.state = adam, adam.state

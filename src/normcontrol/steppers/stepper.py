@@ -22,6 +22,7 @@ from normcontrol.distributed.shards import GradientNorm, measure_shards
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.sets import WeightSet
+from normcontrol.groups.settings import STEP_LENGTHS, USE_UPDATES
 from normcontrol.mechanisms.update import multiply_cautiously_
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.split_weights import refuse_split_weights
@@ -229,7 +230,7 @@ class PlainStepper(Stepper):
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         super().prepare(sets, sharing)
         self.gradient_norm = GradientNorm(sharing)
-        self.watched = [s for s in sets if s.mechanisms & {"relative_step", "cautious"}]
+        self.watched = [s for s in sets if s.mechanisms & USE_UPDATES]
         refuse_split_weights(self.optimizer, sets)
         self.stored.check(sets)
 
@@ -247,7 +248,7 @@ class PlainStepper(Stepper):
             refuse_split_weights(self.optimizer, self.sets)
             self.stored.warn_of_others(self.sets)
         for s in self.watched:
-            if "relative_step" in s.mechanisms:
+            if not s.mechanisms.isdisjoint(STEP_LENGTHS):
                 s.resize_update_(self.clock)
         return stepped if loss is None else loss
 

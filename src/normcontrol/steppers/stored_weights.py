@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from normcontrol.distributed.ranks import local
 from normcontrol.groups.sets import WeightSet
+from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.weights.passes import multiply_
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class StoredWeights:
                 "another optimizer, or controlled=False to use it without control."
             )
         for s in sets if self.keys else ():
-            for used in s.mechanisms & {"relative_step", "cautious"}:
+            for used in s.mechanisms & USE_UPDATES:
                 raise ValueError(
                     f"{used} changes the update of single weights, but {name} stores more weights "
                     f"in its state ({', '.join(self.keys)}), which would not follow. Leave "

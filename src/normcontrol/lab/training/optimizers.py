@@ -38,9 +38,8 @@ TORCH: dict[str, type[Optimizer]] = {
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
 }
-# Weight normalisation changes the model, and QK-Clip needs attention logits, which the model does
-# not return.
-OURS = [name for name in METHODS if name not in ("weight-norm", "QK-Clip")]
+# Some methods change the model. QK-Clip needs attention logits, which the model does not return.
+OURS = [name for name, found in METHODS.items() if not found.takes_model and name != "QK-Clip"]
 
 
 def known_name(given: str) -> str:
