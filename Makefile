@@ -47,6 +47,7 @@ figures: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python docs/figures/make_flow.py
 	$(BIN)/python examples/quickstart.py --figure docs/figures/quickstart.png
 	$(BIN)/python examples/grokking.py --figure docs/figures/grokking.png
+	$(BIN)/python tools/notebook.py docs/tutorial.ipynb
 	$(BIN)/python docs/make_results.py
 	$(BIN)/python docs/figures/make_transfer.py
 	$(BIN)/python docs/figures/make_settle.py

@@ -2,14 +2,19 @@
 
 The pages link to the README and to source files. On the site, the README is the front page, and
 every file that a page links to becomes a page that shows it; no link is broken or leaves the site.
-The reference page is made from the list of public names in this file. Used by mkdocs.yml.
+The reference page is made from the list of public names in this file, and the tutorial from its
+notebook. Used by mkdocs.yml.
 """
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+sys.path.insert(0, str(Path(__file__).parent))
+import notebook  # the hooks of MkDocs are not in a package
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
@@ -38,15 +43,13 @@ MODULES = {
         ]
     ],
     "Record, replay, average": ["normcontrol.NormTrace", "normcontrol.reproject_"],
+    "Scale once": ["normcontrol.set_norm_"],
     "Prediction, recipes, published methods": [
         "normcontrol.predict",
         "normcontrol.recipes",
         "normcontrol.methods",
     ],
-    "Laws": [
-        f"normcontrol.law.{n}"
-        for n in ["proportional", "upper_bound", "lower_bound", "projection", "Band", "Integral"]
-    ],
+    "Laws": ["normcontrol.law"],
     "Emerging-Optimizers": ["normcontrol.integrations.emerging_optimizers.NormControlHook"],
     "JAX": [
         f"normcontrol.optax.{n}"
@@ -60,6 +63,8 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
     files.append(File.generated(config, "changes.md", content=(ROOT / "CHANGELOG.md").read_text()))
     files.append(File.generated(config, "reference.md", content=reference()))
+    tutorial = notebook.markdown(ROOT / "docs/tutorial.ipynb")
+    files.append(File.generated(config, "tutorial.md", content=tutorial))
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
     names = {name for page in pages for name in linked(page)} - {"README.md", "CHANGELOG.md"}
     for name in sorted(names):
@@ -90,6 +95,7 @@ def place(folder: Path, target: str) -> str:
         "docs/README.md": "index.md",
         "docs": "index.md",
         "CHANGELOG.md": "changes.md",
+        "docs/tutorial.ipynb": "tutorial.md",
     }
     if path in fixed:
         return fixed[path]
