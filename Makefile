@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quickstart test check pytest test-all test-versions bench dist docs figures gpu-test ray-test mutations clean
+.PHONY: demo quickstart test check pytest test-all test-versions release-check bench dist docs figures gpu-test ray-test mutations clean
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
 demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and the control that matters
@@ -60,6 +60,13 @@ dist: $(READY)  ## wheel and sdist, checked, and each installed and tried in a c
 	$(BIN)/python -m build --quiet
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python tools/dist.py dist/*
+
+release-check: docs  ## what a release needs: distributions in clean environments, README, docs, versions, changelog
+	rm -rf dist
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dist]'
+	$(BIN)/python -m build --quiet
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tools/release.py dist/*
 
 test-versions:  ## the core tests on the oldest, the pinned and the newest torch; downloads gigabytes, and deletes them
 	$(PYTHON) tools/versions.py

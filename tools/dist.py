@@ -43,16 +43,26 @@ print("normcontrol %s with torch %s on Python %s" % versions)
 """
 
 
+def outside() -> dict[str, str]:
+    """Return the environment variables without the path to this checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def install(distribution: Path, folder: str) -> str:
+    """Install a distribution into a new environment, and return the path of its Python."""
+    venv.create(folder, with_pip=True)
+    python = str(Path(folder) / "bin/python")
+    # The constraints select the CPU build of torch. Only the declared dependencies are added.
+    options = ["--quiet", "--constraint", str(ROOT / "constraints.txt")]
+    command = [python, "-m", "pip", "install", *options, str(distribution)]
+    subprocess.run(command, check=True, env=outside())
+    return python
+
+
 def check(distribution: Path) -> None:
     """Install one distribution, run the script above, and run the command without its extra."""
     with tempfile.TemporaryDirectory() as folder:
-        venv.create(folder, with_pip=True)
-        python = str(Path(folder) / "bin/python")
-        # The constraints select the CPU build of torch. Only the declared dependencies are added.
-        constraints = str(ROOT / "constraints.txt")
-        install = ["-m", "pip", "install", "--quiet", "--constraint", constraints]
-        subprocess.run([python, *install, str(distribution)], check=True)
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        python, env = install(distribution, folder), outside()
         subprocess.run([python, "-W", "ignore", "-c", SMOKE], check=True, cwd=folder, env=env)
         command = subprocess.run(
             [str(Path(folder) / "bin/normcontrol"), "train"],

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from normcontrol.watch.average import reproject_ as reproject_
     from normcontrol.watch.trace import NormTrace as NormTrace
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AdamWN",

@@ -63,8 +63,7 @@ class NormControl(Wrapper):
         ratio: the target norm as a multiple of the initial norm, r_t: a number, a schedule, or a
             function of the step. The default is the paper's: from 1 to 2 over 2,500 steps, then
             constant.
-        norm: the target norm itself, in place of a ratio.
-        rms: the target root-mean-square of the weights, in place of a ratio.
+        norm, rms: the target norm itself, or the target root-mean-square, in place of a ratio.
         gain: the target norm in units of sqrt(outputs), in place of a ratio: about the norm of a
             row. It suits any width.
         rate: the fraction of the distance to the target that each step covers, k_t in [0, 1]. The
@@ -73,13 +72,12 @@ class NormControl(Wrapper):
             a tuple of axes.
         law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), "band(0.5)" (free
             between half the target and the target), "projection" (on target at once), "integral"
-            (an upper bound with memory, CPR), or a function of ``normcontrol.law`` or your own.
+            (an upper bound with memory, CPR), or a function, see ``law.py``.
         order: "after" the optimizer's step (Algorithm 1) or "before" it, as torch's AdamW decays.
-        size: what is controlled: the "norm", the "spectral" norm (or "spectral-exact", which is
-            slow), or a function of a tensor that returns a number for each part.
-        start: control the norm from this step on, relative to its value at that step; or
-            "inflection", when its growth slows down; or "every step", relative to its value before
-            each step.
+        size: what is controlled: "norm", "spectral" (or "spectral-exact", which is slow), or a
+            function of a tensor (a number per part).
+        start: control the norm from this step on, relative to its value then; "inflection", when
+            its growth slows down; or "every step", relative to its value before each step.
         relative_step: the length of the optimizer's updates as a fraction of the target norm.
         min_relative_step: their least length; longer updates stay as they are.
         cautious: scale only the weights that the optimizer's update moved towards zero.
@@ -137,9 +135,9 @@ class NormControl(Wrapper):
     ) -> None:
         given: dict[str, Any] = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain}
         given |= {"rate": rate, "scope": scope, "law": law, "order": order, "size": size}
-        given |= {"start": start, "relative_step": relative_step, "cautious": cautious}
-        given |= {"min_relative_step": min_relative_step}
-        given |= {"controlled": controlled, "outputs": outputs}
+        given |= {"start": start, "cautious": cautious, "relative_step": relative_step}
+        given |= {"min_relative_step": min_relative_step, "controlled": controlled}
+        given |= {"outputs": outputs}
         super().__init__(optimizer)
         self._settings, self._make_stepper = with_defaults(given), stepper or PlainStepper
         self._norm_group, self._norm_group_lost = norm_group, False
