@@ -61,18 +61,17 @@ class NormControl(Wrapper):
     Args:
         optimizer: any torch optimizer; it must not decay the weights that are controlled.
         ratio: the target norm as a multiple of the initial norm, r_t: a number, a schedule, or a
-            function of the step. The default is the paper's: from 1 to 2 over 2,500 steps, then
-            constant.
-        norm, rms: the target norm itself, or the target root-mean-square, in place of a ratio.
+            function of the step. Default: the paper's, from 1 to 2 over 2,500 steps.
+        norm: the target norm itself, in place of a ratio.
+        rms: the target root-mean-square of the weights, in place of a ratio.
         gain: the target norm in units of sqrt(outputs), in place of a ratio: about the norm of a
             row. It suits any width.
         rate: the fraction of the distance to the target that each step covers, k_t in [0, 1]. The
             norm follows with a time constant of 1/rate steps.
         scope: which weights share a norm: "global" (the paper), "group", "tensor", "row", "col", or
             a tuple of axes.
-        law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), "band(0.5)" (free
-            between half the target and the target), "projection" (on target at once), "integral"
-            (an upper bound with memory, CPR), or a function, see ``law.py``.
+        law: "proportional" (the paper), "upper" or "lower" (bounds), "band(0.5)" (free from half
+            the target on), "projection" (at once), "integral" (CPR), or a function: ``law.py``.
         order: "after" the optimizer's step (Algorithm 1) or "before" it, as torch's AdamW decays.
         size: what is controlled: "norm", "spectral" (or "spectral-exact", which is slow), or a
             function of a tensor (a number per part).
@@ -134,10 +133,9 @@ class NormControl(Wrapper):
         stepper: Callable[[Optimizer, Clock], Stepper] | None = None,
     ) -> None:
         given: dict[str, Any] = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain}
-        given |= {"rate": rate, "scope": scope, "law": law, "order": order, "size": size}
-        given |= {"start": start, "cautious": cautious, "relative_step": relative_step}
-        given |= {"min_relative_step": min_relative_step, "controlled": controlled}
-        given |= {"outputs": outputs}
+        given |= {"rate": rate, "scope": scope, "law": law, "order": order, "start": start}
+        given |= {"size": size, "cautious": cautious, "outputs": outputs, "controlled": controlled}
+        given |= {"relative_step": relative_step, "min_relative_step": min_relative_step}
         super().__init__(optimizer)
         self._settings, self._make_stepper = with_defaults(given), stepper or PlainStepper
         self._norm_group, self._norm_group_lost = norm_group, False
