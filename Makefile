@@ -7,8 +7,8 @@ READY := $(VENV)/.ready
 .PHONY: demo quickstart test check pytest test-all test-versions release-check bench dist docs figures gpu-test ray-test mutations clean
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
-demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and the control that matters
-	OMP_WAIT_POLICY=passive $(BIN)/normcontrol challenge --preset tiny --arms adamwn scaled --out runs/demo
+demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and AdamWN at a gain of 0.8
+	OMP_WAIT_POLICY=passive $(BIN)/normcontrol challenge --preset tiny --arms adamwn adamwn:gain=0.8 --out runs/demo
 
 quickstart: $(READY)  ## train a small network with AdamW and with AdamWN, and show both norms
 	$(BIN)/python examples/quickstart.py

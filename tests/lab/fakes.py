@@ -35,6 +35,7 @@ def record(
             "loss": 10 + (loss - 10) * i / (points - 1),
             "grad_norm": 1.0,
             "ratio": 1 + (ratio - 1) * i / (points - 1),
+            "gain": 0.5 * (1 + (ratio - 1) * i / (points - 1)),
         }
         for i, s in enumerate(steps)
     ]

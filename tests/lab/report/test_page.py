@@ -77,6 +77,22 @@ def test_toggling_an_arm_changes_every_panel_and_back(browser, page):
         assert opened.said == []
 
 
+def test_the_norms_are_shown_as_gains_on_request(browser, page):
+    with browser.open(page) as opened:
+        last = "(l => l.y[l.y.length - 1])(panels[3].lines[0])"
+        before, ratio = opened.page.evaluate(PIXELS), opened.page.evaluate(last)
+        button, caption = opened.page.locator("#gains"), opened.page.locator("figcaption").nth(3)
+        button.click()
+        assert opened.page.evaluate(last) == pytest.approx(0.5 * ratio)
+        assert caption.text_content().startswith("gain")
+        now = opened.page.evaluate(PIXELS)
+        assert now[3] != before[3]
+        assert now[:3] == before[:3]
+        button.click()
+        assert opened.page.evaluate(PIXELS) == before
+        assert opened.said == []
+
+
 def test_pointing_at_a_curve_names_it_and_dragging_zooms(browser, page):
     with browser.open(page, 1280, 1600) as opened:
         shown, canvas = opened.page, opened.page.locator("canvas").nth(1)

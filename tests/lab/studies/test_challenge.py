@@ -236,8 +236,11 @@ def test_without_a_norm_of_the_baseline_there_is_no_challenge(
 def test_arms_are_parsed_with_their_changes():
     arm = challenge.parse_arm("adamwn:ratio=2.4,scope=tensor,ramp=10")
     assert arm.name == "AdamWN ratio=2.4, scope=tensor, ramp=10"
-    assert arm.changes == {"optimizer": "AdamWN", "ratio": 2.4, "scope": "tensor", "ramp": 10}
+    changes = {"optimizer": "AdamWN", "ratio": 2.4, "gain": None, "scope": "tensor", "ramp": 10}
+    assert arm.changes == changes
     assert challenge.parse_arm("muon").changes["optimizer"] == "Muon"
+    changes = {"optimizer": "AdamWN", "ratio": None, "gain": 0.8}
+    assert challenge.parse_arm("adamwn:gain=0.8").changes == changes
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from normcontrol.lab.cli.main import main
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.config import PRESETS, Config, check, differences, preset
-from normcontrol.lab.training.loop import train, weight_norm
+from normcontrol.lab.training.loop import train
 from normcontrol.lab.training.model import GPT
 
 
@@ -89,17 +89,13 @@ def test_the_help_of_a_command_explains_its_flags(capsys):
         ({"gain": 0.0}, "gain=0.0: it must be above 0 and finite."),
         ({"init_gain": float("inf")}, "init_gain=inf: it must be above 0 and finite."),
         (
-            {"init_gain": 0.8, "init_scale": 2.0},
-            "init_gain=0.8 and init_scale=2.0 both set the norm of the initial weights. Give one "
-            "of them.",
-        ),
-        (
             {"gain": 0.8, "ratio": 2.0},
             "gain=0.8 and ratio=2.0 are two targets for the same norm. Give one of them.",
         ),
         ({"gain": 0.8, "norm_layers": True}, "LayerNorms too, which are vectors and have no gain"),
+        ({"norm_layers": True}, "vectors and have no gain. Give a ratio as the target"),
         (
-            {"hidden_only": True, "norm_layers": True},
+            {"hidden_only": True, "norm_layers": True, "ratio": 2.0},
             "hidden_only controls the matrices inside the blocks alone, and norm_layers the scales",
         ),
     ],
@@ -118,31 +114,52 @@ def finals(config, folder):
     return metrics.read(folder)[0], last
 
 
-def gain_at(ratio, config):
-    """The gain of all matrices, from the ratio to the norm of the same model as initialised."""
-    model = GPT.initialised(config.model, 320)  # bytes, padded to a multiple of 64
-    rows = sum(p.shape[0] for p in model.matrices())
-    return ratio * weight_norm(model) / rows**0.5
+def joint_norm(line):
+    """The joint norm of all matrices, from the norms of their classes."""
+    return sum(value**2 for key, value in line.items() if key.startswith("norm/")) ** 0.5
+
+
+def unit_norm(config):
+    """The joint norm of the model's matrices at a gain of 1."""
+    model = GPT(config.model, 320)  # bytes, padded to a multiple of 64
+    return sum(p.shape[0] for p in model.matrices()) ** 0.5
 
 
 def test_gains_set_the_norm_at_the_start_and_all_along(config, tmp_path):
     started = config.with_(init_gain=0.7, optimizer="AdamW", steps=3)
     first, _ = finals(started, tmp_path / "started")
-    assert gain_at(first["ratio"], started) == pytest.approx(0.7)
+    assert joint_norm(first) == pytest.approx(0.7 * unit_norm(config))
+    assert first["ratio"] == 1.0
     controlled = started.with_(optimizer="AdamWN", gain=0.9, rate=1.0)
     first, last = finals(controlled, tmp_path / "controlled")
-    assert gain_at(first["ratio"], controlled) == pytest.approx(0.7)
-    assert gain_at(last["ratio"], controlled) == pytest.approx(0.9)
-    assert last["ratio/target"] == pytest.approx(last["ratio"])
+    assert joint_norm(first) == pytest.approx(0.7 * unit_norm(config))
+    assert joint_norm(last) == pytest.approx(0.9 * unit_norm(config))
+    assert last["gain"] == pytest.approx(0.9)
+    assert last["ratio/target"] == pytest.approx(0.9 / 0.7)
+    assert last["ratio"] == pytest.approx(last["ratio/target"])
     wrapped = controlled.with_(optimizer="SGD")
     _, last = finals(wrapped, tmp_path / "wrapped")
-    assert gain_at(last["ratio"], wrapped) == pytest.approx(0.9)
+    assert last["gain"] == pytest.approx(0.9)
 
 
-def test_a_ratio_is_of_the_norm_before_init_gain(config, tmp_path):
-    run = config.with_(init_gain=0.7, optimizer="AdamWN", ratio=2.0, ramp=0, rate=1.0, steps=3)
-    _, last = finals(run, tmp_path / "run")
+def test_without_a_target_the_gain_of_the_start_is_held(config, tmp_path):
+    held = config.with_(init_gain=0.7, optimizer="AdamWN", rate=1.0, steps=3)
+    _, last = finals(held, tmp_path / "held")
+    assert last["gain"] == pytest.approx(0.7)
+
+
+def test_a_ratio_is_of_the_norm_after_init_gain_and_before_init_scale(config, tmp_path):
+    run = config.with_(init_gain=0.7, init_scale=1.5, optimizer="AdamWN", ratio=2.0, ramp=0)
+    first, last = finals(run.with_(rate=1.0, steps=3), tmp_path / "run")
+    assert first["ratio"] == pytest.approx(1.5)
     assert last["ratio"] == pytest.approx(2.0)
+    assert joint_norm(last) == pytest.approx(2 * 0.7 * unit_norm(config))
+
+
+def test_a_gain_in_another_scope(config, tmp_path):
+    run = config.with_(optimizer="AdamWN", gain=0.6, scope="row", rate=1.0, steps=3)
+    _, last = finals(run, tmp_path / "run")
+    assert last["gain"] == pytest.approx(0.6)
 
 
 def test_hidden_only_leaves_embeddings_free(config, tmp_path):

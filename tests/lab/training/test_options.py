@@ -101,7 +101,12 @@ def test_a_setting_is_in_the_table_if_it_changes_the_optimizer(optimizer):
             "decayed. Omit it.",
         ),
         ({"gain": 0.8}, ["ramp"], "ramp=25 would have no effect: a gain is the target from the"),
-        ({"ramp": 0}, ["ratio_start"], "ratio_start=1.0 would have no effect: there is no ramp."),
+        ({}, ["ramp"], "ramp=25 would have no effect: a gain is the target from the"),
+        (
+            {"ratio": 2.0, "ramp": 0},
+            ["ratio_start"],
+            "ratio_start=1.0 would have no effect: there is no ramp.",
+        ),
         ({}, ["decay"], "decay=0.2 would have no effect: only wsd has it. Omit it, or give sch"),
         ({}, ["dropout_seed"], "dropout_seed=0 would have no effect: there is no dropout."),
         ({"data": "x"}, ["tokenizer"], "tokenizer=bpe:1024 would have no effect: prepared data"),
@@ -116,7 +121,8 @@ def test_a_setting_without_effect_is_refused(changes, given, sentence):
 
 def test_settings_with_an_effect_are_accepted():
     tiny = preset("tiny")
-    check_used(tiny, ["ratio", "rate", "ramp", "betas", "lr", "layers", "tokenizer"])
+    given = ["ratio", "rate", "ramp", "betas", "lr", "layers", "tokenizer"]
+    check_used(tiny.with_(ratio=2.0), given)
     check_used(tiny.with_(optimizer="AdamW"), ["weight_decay", "betas"])
     check_used(tiny.with_(optimizer="SGD", ratio=2.0), ["ratio", "rate", "scope"])
     check_used(tiny.with_(schedule="wsd", dropout=0.1), ["decay", "dropout_seed"])

@@ -30,7 +30,7 @@ class Challenge:
     arms: tuple[str, ...] = ("adamwn",)
     """Challengers. adamwn: at the ratio the baseline ends with; scaled: AdamW started from weights
     scaled to that norm; adamc: AdamC; or any optimizer. Each may change settings:
-    adamw:weight_decay=0.05 adamwn:ratio=2.4,rate=0.05"""
+    adamw:weight_decay=0.05 adamwn:gain=0.8 adamwn:ratio=2.4,rate=0.05"""
     seeds: Count = 1
     """The number of seeds that everything is repeated with; two or more give intervals."""
     out: Path | None = None

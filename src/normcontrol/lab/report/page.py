@@ -46,6 +46,8 @@ class Run:
     """Drawn at first; the others on request."""
     baseline: bool = False
     """Other runs with its seed are compared with this one."""
+    initial_gain: float | None = None
+    """The gain of the initial weights, to which ratios refer."""
 
     @property
     def label(self) -> str:
@@ -139,6 +141,7 @@ zoom in, double-click to zoom out.
                     "error",
                     "chosen",
                     "baseline",
+                    "initial_gain",
                 )
             }
             runs.append(
@@ -217,13 +220,14 @@ def _runs(runs: Sequence[Run]) -> str:
         "status",
         *(key.replace("_", " ") for key in keys),
         "norm ratio",
+        "gain",
         "settings",
     ]
     body = []
     for number, run in enumerate(runs):
         values = [f"{run.final[key]:.4f}" if key in run.final else "-" for key in keys]
-        ratio = f"{run.final['ratio']:.3f}" if "ratio" in run.final else "-"
-        cells = "".join(map(_cell, (run.arm, run.trial, str(run.seed), run.status, *values, ratio)))
+        values += [f"{run.final[k]:.3f}" if k in run.final else "-" for k in ("ratio", "gain")]
+        cells = "".join(map(_cell, (run.arm, run.trial, str(run.seed), run.status, *values)))
         body.append(
             f'<tr>{cells}<td><button type="button" data-run="{number}">config</button></td></tr>'
         )

@@ -34,6 +34,8 @@ class Curve:
     runs: Mapping[int, Mapping[str, Series]]
     """By seed, and by what was measured."""
     target: float | None
+    initial_gain: float | None = None
+    """The gain of the initial weights, to which ratios refer."""
 
     def of(self, key: str) -> list[Series]:
         return [measured[key] for measured in self.runs.values()]
@@ -92,6 +94,12 @@ def norm_ratio(ax: Axes, curves: list[Curve]) -> None:
         if curve.target is not None:
             ax.axhline(curve.target, color=_colour(i), linestyle=":", linewidth=1)
     ax.set_title("norm of the weights / initial norm (dotted: target)")
+    gains = [curve.initial_gain or 0.0 for curve in curves]
+    # One axis suits arms that start from the same gain, up to the seeds.
+    if max(gains) - min(gains) < 0.01 * max(gains):
+        unit = statistics.fmean(gains)
+        functions: Any = (lambda ratio: ratio * unit, lambda gain: gain / unit)
+        ax.secondary_yaxis("right", functions=functions).set_ylabel("gain")
 
 
 PANELS: tuple[Panel, ...] = (train_loss, val_loss, val_difference, norm_ratio)

@@ -18,7 +18,7 @@ def values(config: Config, step: int) -> tuple[float, float | None, float | None
     neither has None for the last two."""
     o, lr = config.optim, lr_at(config, step)
     if is_controlled(o):
-        return lr, target_at(o, step), o.rate
+        return lr, target_at(config, step), o.rate
     if known_name(o.optimizer) == "AdamC":
         return lr, 0.0, o.weight_decay * lr**2 / o.lr
     if known_name(o.optimizer) in CONTROLS:

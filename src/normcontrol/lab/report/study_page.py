@@ -3,6 +3,7 @@ and tables; how those are laid out is in ``page.py``."""
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 from normcontrol.lab.report import panels
@@ -91,6 +92,7 @@ def _run(cell: Cell, record: Record, chosen: bool, baseline: bool) -> Run:
         record.error,
         chosen,
         baseline,
+        record.initial_gain,
     )
 
 
@@ -187,4 +189,6 @@ def curve(trial: Trial) -> panels.Curve:
         cell.seed: {key: dict(zip(*record.curves[key], strict=True)) for key in panels.MEASURED}
         for cell, record in zip(trial.cells, trial.records, strict=True)
     }
-    return panels.Curve(trial.name, runs, trial.target())
+    gains = [gain for record in trial.records if (gain := record.initial_gain) is not None]
+    gain = statistics.fmean(gains) if gains else None
+    return panels.Curve(trial.name, runs, trial.target(), gain)

@@ -19,9 +19,11 @@ PAPER = preset("gpt2").with_(
 )
 """nanoGPT's settings with those of the paper: batches of 491,520 tokens."""
 
-TINY = preset("tiny").with_(layers=2, width=64, context=64, steps=1000, warmup=40, ramp=50)
+TINY = preset("tiny").with_(
+    layers=2, width=64, context=64, steps=1000, warmup=40, ramp=50, init_gain=None
+)
 """Smaller than the preset, because a study has many runs, and with more steps, because decay and
-control need steps to take effect."""
+control need steps to take effect. Studies start as the paper does, unless they say otherwise."""
 
 
 def base(scale: str) -> Config:
@@ -30,13 +32,14 @@ def base(scale: str) -> Config:
     if scale == "tiny":
         return TINY.with_(checkpoint_every=0, log_every=10, eval_every=100)
     if scale == "small":
-        return preset("small").with_(checkpoint_every=0, log_every=15, eval_every=125)
+        small = preset("small").with_(init_gain=None)
+        return small.with_(checkpoint_every=0, log_every=15, eval_every=125)
     return PAPER
 
 
 def shrunk(config: Config, by: float, into: Config) -> Config:
     """An experiment of the paper in ``1/by`` of its steps, with the model, the batch and the logs
-    of ``into``.
+    of ``into``, and the paper's initial weights.
 
     ``lr * weight_decay * steps`` and ``lr / weight_decay`` stay the same, so that decay and noise
     balance at the same norm after the same share of the run. The rate is multiplied by ``by``;
@@ -63,6 +66,7 @@ def shrunk(config: Config, by: float, into: Config) -> Config:
                 "norm_layers",
             )
         },
+        init_gain=config.model.init_gain,
         steps=steps,
         lr=o.lr * math.sqrt(by),
         weight_decay=o.weight_decay * math.sqrt(by),

@@ -54,26 +54,29 @@ class Arm:
         return Cell(self.name, config.with_(**off), seed)
 
 
-BASELINE = Arm("AdamW", {"optimizer": "AdamW", "ratio": None})
+def _free(name: str) -> dict[str, Any]:
+    """The changes of an arm whose norm is not controlled."""
+    return {"optimizer": name, "ratio": None, "gain": None}
+
+
+BASELINE = Arm("AdamW", _free("AdamW"))
 KNOWN = {
     "adamw": BASELINE,
-    "adamwn": Arm("AdamWN", {"optimizer": "AdamWN", "ratio": RATIO}),
-    "scaled": Arm(
-        "AdamW from scaled weights", {"optimizer": "AdamW", "ratio": None, "init_scale": RATIO}
-    ),
-    "adamc": Arm("AdamC", {"optimizer": "AdamC", "ratio": None}),
+    "adamwn": Arm("AdamWN", {"optimizer": "AdamWN", "ratio": RATIO, "gain": None}),
+    "scaled": Arm("AdamW from scaled weights", {**_free("AdamW"), "init_scale": RATIO}),
+    "adamc": Arm("AdamC", _free("AdamC")),
 }
 
 
 def parse_arm(text: str) -> Arm:
     """An arm from its name and changes: "adamwn", "scaled", "adamw:weight_decay=0.05",
-    "adamwn:ratio=2.4,scope=tensor".
+    "adamwn:gain=0.8", "adamwn:ratio=2.4,scope=tensor".
 
     >>> arm = parse_arm("adamw:weight_decay=0.05")
     >>> arm.name
     'AdamW weight_decay=0.05'
     >>> arm.changes
-    {'optimizer': 'AdamW', 'ratio': None, 'weight_decay': 0.05}
+    {'optimizer': 'AdamW', 'ratio': None, 'gain': None, 'weight_decay': 0.05}
     """
     name, _, rest = text.partition(":")
     known = KNOWN.get(name.lower())
@@ -84,7 +87,7 @@ def parse_arm(text: str) -> Arm:
             raise LabError(
                 f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(TORCH)])}"
             ) from None
-        known = Arm(spelled, {"optimizer": spelled, "ratio": None})
+        known = Arm(spelled, _free(spelled))
     changes = {}
     for pair in filter(None, rest.split(",")):
         key, equals, value = pair.partition("=")
@@ -101,8 +104,11 @@ def parse_arm(text: str) -> Arm:
             )
         changes[key] = _read(key, value.strip())
     words = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changes.items())
+    other_target = {"ratio": None} if "gain" in changes else {}
     return Arm(
-        f"{known.name} {', '.join(words)}".strip(), {**known.changes, **changes}, tuple(changes)
+        f"{known.name} {', '.join(words)}".strip(),
+        {**known.changes, **other_target, **changes},
+        tuple(changes),
     )
 
 
@@ -214,7 +220,7 @@ def _story(arms: Sequence[Arm], seeds: int) -> Story:
         '"Minus baseline" pairs runs that share initial weights and the order of the data, and '
         f"{interval}. Every arm had one trial at these settings: none was tuned."
     )
-    columns = ("arm", "val loss", "minus baseline", "norm ratio", "target", "skipped")
+    columns = ("arm", "val loss", "minus baseline", "norm ratio", "target", "gain", "skipped")
     return Story(title, sentences, columns, note)
 
 
@@ -243,6 +249,11 @@ def sentences(verdict: Verdict) -> list[str]:
         if _is_scaled(control, baseline):  # it could explain the difference
             result += (
                 ", while AdamW merely started from weights of that norm ended at "
+                f"{control.trial.mean():.4f}"
+            )
+        elif not control.bad and control.trial.config.optim.gain is not None:
+            result += (
+                f", and {control.arm}, for which nothing was measured first, at "
                 f"{control.trial.mean():.4f}"
             )
     if found.half is None:

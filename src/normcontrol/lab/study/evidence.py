@@ -76,8 +76,11 @@ class Trial:
         None too with LayerNorm controlled: the recorded norm is that of the matrices alone, and the
         target is that of another norm.
         """
-        configs = [cell.config for cell in self.cells if not cell.config.optim.norm_layers]
-        targets = [target_at(config.optim, config.run.steps) for config in configs]
+        targets = [
+            target_at(cell.config, cell.config.run.steps, record.initial_gain)
+            for cell, record in zip(self.cells, self.records, strict=True)
+            if not cell.config.optim.norm_layers
+        ]
         known = [target for target in targets if target is not None]
         return statistics.fmean(known) if known else None
 

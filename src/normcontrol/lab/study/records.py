@@ -46,6 +46,11 @@ class Record:
     def good(self) -> bool:
         return self.status == "finished"
 
+    @property
+    def initial_gain(self) -> float | None:
+        """The gain of the initial weights, to which ratios refer; None if it was not recorded."""
+        return self.final["gain"] / self.final["ratio"] if "gain" in self.final else None
+
     def value(self, key: str = "val_loss") -> float:
         """A final value. It is infinite for a run that diverged or failed, so that such a run is
         never the best."""
@@ -72,7 +77,7 @@ def summarise(
         key: line[key]
         for line in lines
         for key in line
-        if key in ("loss", "ratio") or key.startswith("val_loss")
+        if key in ("loss", "ratio", "gain") or key.startswith("val_loss")
     }
     status = "finished"
     if error:

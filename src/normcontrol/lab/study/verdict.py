@@ -98,6 +98,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "pairs": lambda row: str(row.difference.n) if row.difference else "-",
     "ratio": lambda row: _number(row.trial.mean("ratio"), 3),
     "norm ratio": lambda row: _number(row.trial.mean("ratio"), 3),
+    "gain": lambda row: _number(row.trial.mean("gain"), 3),
     "target": lambda row: _or_dash(row.trial.target(), ".3f"),
     "skipped": lambda row: str(sum(record.skipped for record in row.trial.records)),
     "steps to baseline": _share_of_steps,

@@ -50,9 +50,9 @@ class Model:
     init_scale: Positive = 1.0
     """Multiply the initial weight matrices by this. Ratios still refer to the norm without it."""
     init_gain: Positive | None = None
-    """Multiply the initial weight matrices by one factor, so that their joint norm is this times
-    the square root of the number of their rows. Ratios still refer to the norm without it. Not
-    together with init_scale."""
+    """Gain of the initial weights: all matrices are multiplied by one factor, so that their joint
+    norm is this times the square root of the number of their rows. GPT-2's own initial weights are
+    made for a width of 768 and more."""
     dropout_seed: Seed = 0
     """Seed of dropout."""
 
@@ -104,7 +104,8 @@ class Optim:
     """Largest norm of the gradient, or 0 for no clipping."""
     ratio: NotNegative | None = None
     """Target norm of the matrices, as a multiple of their initial norm (r_t). Works with every
-    optimizer. The default of AdamWN is 2."""
+    optimizer. Without ratio and gain, AdamWN holds the gain that the weights start from
+    (init_gain); without that, it uses the paper's ratio of 2."""
     gain: Positive | None = None
     """Control the norm of the matrices at this times the square root of the number of their rows,
     from the first step and without a ramp. Exclusive with ratio."""
@@ -231,18 +232,13 @@ def check(config: Config) -> None:
 
 
 def _check_gains(m: Model, o: Optim) -> None:
-    """Refuse a gain together with another target or start."""
-    if m.init_gain is not None and m.init_scale != 1:
-        raise LabError(
-            f"init_gain={m.init_gain} and init_scale={m.init_scale} both set the norm of the "
-            "initial weights. Give one of them."
-        )
+    """Refuse a gain together with another target, or for what has none."""
     if o.gain is not None and o.ratio is not None:
         raise LabError(
             f"gain={o.gain} and ratio={o.ratio} are two targets for the same norm. Give one of "
             "them."
         )
-    if o.gain is not None and o.norm_layers:
+    if o.norm_layers and (o.gain is not None or (o.ratio is None and m.init_gain is not None)):
         raise LabError(
             "norm_layers controls the scales of LayerNorms too, which are vectors and have no "
             "gain. Give a ratio as the target, or omit norm_layers."
@@ -255,13 +251,13 @@ def _check_gains(m: Model, o: Optim) -> None:
 
 
 TINY = Config(
-    Model(layers=4, heads=4, width=128, context=128),
+    Model(layers=4, heads=4, width=128, context=128, init_gain=0.8),
     Data(tokens_per_step=1024, micro_batch=16),
     Optim(lr=4e-3, warmup=25, weight_decay=0.5, ramp=25, rate=0.1),
     Run(steps=500, log_every=5, eval_every=50, checkpoint_every=250),
 )
 SMALL = Config(
-    Model(layers=6, heads=8, width=512, context=512),
+    Model(layers=6, heads=8, width=512, context=512, init_gain=0.8),
     Data(tokenizer="gpt2", tokens_per_step=65_536, micro_batch=128),
     Optim(lr=2e-3, warmup=60, weight_decay=0.5, ramp=75, rate=0.1),
     Run(steps=1500, eval_every=100, checkpoint_every=500),

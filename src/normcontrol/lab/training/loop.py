@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from normcontrol import set_norm_
 from normcontrol.lab import seeds
 from normcontrol.lab.data import batches
 from normcontrol.lab.training import checkpoint, parallel
@@ -33,7 +34,7 @@ from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import NOTHING, Log, Mark
 from normcontrol.lab.training.model import GPT
 from normcontrol.lab.training.not_finite import BadSteps
-from normcontrol.lab.training.optimizers import build, gain_norm, lr_at, target_ratio
+from normcontrol.lab.training.optimizers import build, lr_at, target_at
 from normcontrol.lab.training.options import check_used
 from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
@@ -132,18 +133,18 @@ def _train(
     val_windows = batches.validation(dataset.val, config.model.context)
     others = [batches.load_validation(given, dataset) for given in config.data.also_validate]
 
-    # Model: initialised on the CPU, then scaled, moved to the device and sharded. Ratios refer to
-    # the norm before it is scaled.
+    # Model: initialised on the CPU, then moved to the device and sharded. Ratios refer to the norm
+    # before init_scale.
     model = GPT.initialised(config.model, batches.padded(dataset.vocab))
-    initial_norm = weight_norm(model)
-    scaled = config.model.init_scale
     if config.model.init_gain is not None:
-        scaled = gain_norm(config.model.init_gain, model.matrices()) / initial_norm
-    if scaled != 1:
-        torch._foreach_mul_([p.data for p in model.matrices()], scaled)
+        set_norm_(model, gain=config.model.init_gain)
+    initial_norm = weight_norm(model)
+    initial_gain = initial_norm / math.sqrt(sum(p.shape[0] for p in model.matrices()))
+    if config.model.init_scale != 1:
+        torch._foreach_mul_([p.data for p in model.matrices()], config.model.init_scale)
     model = warm.place(model, device) if world.size == 1 else model.to(device)
     parallel.shard(model, world, config.run.parallel, dtype, device)
-    optimizers = build(config, model, scaled)
+    optimizers = build(config, model)
 
     # Resume: load weights, optimizers and step from the newest checkpoint, and truncate the metrics
     # to their size at that checkpoint.
@@ -259,16 +260,16 @@ def _train(
         logs = step % config.run.log_every == 0 or last
         if logs:
             ratio, speed = weight_norm(model, world) / initial_norm, watch.lap()
+            gain = ratio * initial_gain
             mfu = speed * flops / peak / world.size if peak else None
-            target = target_ratio(config.optim, step, model.matrices(), initial_norm)
+            target = target_at(config, step, initial_gain)
             # Trackers draw a value and its target in one chart.
             aim = {} if target is None else {"ratio/target": target}
             if not evaluates:  # an evaluation writes it too
                 aim |= effective_decay(optimizers, lr)
             if not bad:
-                log.write(
-                    step, loss=float(loss), grad_norm=float(grad_norm), lr=lr, ratio=ratio, **aim
-                )
+                seen_now = {"loss": float(loss), "grad_norm": float(grad_norm), "lr": lr}
+                log.write(step, **seen_now, ratio=ratio, gain=gain, **aim)
             log.time(step, tokens_per_second=speed, mfu="unknown" if mfu is None else mfu)
         if evaluates:
             val_loss = evaluate_on(val_windows)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from normcontrol import AdamWN, NormControl, linear
@@ -61,21 +60,10 @@ def known_name(given: str) -> str:
 
 
 def ratio_schedule(o: Optim) -> float | linear:
-    """The ratio r_t to the initial norm without init_scale: the paper's ramp, then constant."""
+    """The ratio r_t to the norm of the initial weights without init_scale: the paper's ramp, then
+    constant."""
     ratio = DEFAULT_RATIO if o.ratio is None else o.ratio
     return linear(o.ratio_start, ratio, steps=o.ramp) if o.ramp else ratio
-
-
-def gain_norm(gain: float, params: Iterable[Tensor]) -> float:
-    """The joint norm of matrices at a gain: the gain times the square root of the number of rows.
-
-    Rows are dimension 0: the outputs of ``nn.Linear``, the tokens of ``nn.Embedding``. A tied
-    tensor counts once, as ``parameters()`` gives it once.
-
-    >>> gain_norm(0.5, [torch.empty(7, 3), torch.empty(9, 2)])
-    2.0
-    """
-    return gain * math.sqrt(sum(p.shape[0] for p in params))
 
 
 def is_controlled(o: Optim) -> bool:
@@ -85,25 +73,24 @@ def is_controlled(o: Optim) -> bool:
     return name == "AdamWN" or (given and name in TORCH)
 
 
-def target_at(o: Optim, step: int) -> float | None:
-    """The target ratio of the joint norm at a step.
-
-    None if that norm is not controlled, or controlled to a gain: its ratio depends on the model.
-    """
-    if not is_controlled(o) or o.gain is not None or o.hidden_only:
+def target_at(config: Config, step: int, initial_gain: float | None = None) -> float | None:
+    """The target ratio of the joint norm at a step; None if that norm is not controlled, or
+    controlled to a gain and the gain of the initial weights is not known."""
+    o, gain = config.optim, target_gain(config)
+    initial_gain = initial_gain or config.model.init_gain
+    if not is_controlled(o) or o.hidden_only:
         return None
+    if gain is not None:
+        return None if initial_gain is None else gain / initial_gain
     schedule = ratio_schedule(o)
     return schedule(step) if isinstance(schedule, linear) else schedule
 
 
-def target_ratio(
-    o: Optim, step: int, matrices: Iterable[Tensor], initial_norm: float
-) -> float | None:
-    """The target of the joint norm at a step, relative to the initial one, for a gain too; None if
-    that norm is not controlled."""
-    if o.gain is None or o.hidden_only or not is_controlled(o):
-        return target_at(o, step)
-    return gain_norm(o.gain, matrices) / initial_norm
+def target_gain(config: Config) -> float | None:
+    """The gain that is the target: the one that was given, or the one that the weights start from;
+    None if a ratio was given, or nothing: then the target is the paper's ratio."""
+    o = config.optim
+    return config.model.init_gain if o.gain is None and o.ratio is None else o.gain
 
 
 def lr_at(config: Config, step: int) -> float:
@@ -123,28 +110,23 @@ def lr_at(config: Config, step: int) -> float:
     return o.lr * (o.min_lr + (1 - o.min_lr) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def build(config: Config, model: nn.Module, scaled: float | None = None) -> list[Optimizer]:
-    """The optimizers of a run: one, or two if the first accepts only hidden matrices (Muon).
-
-    ``scaled`` is the factor by which the model's initial weights were multiplied: ``init_scale``
-    unless given.
-    """
-    scaled = config.model.init_scale if scaled is None else scaled
+def build(config: Config, model: nn.Module) -> list[Optimizer]:
+    """The optimizers of a run: one, or two if the first accepts only hidden matrices (Muon)."""
     o, name = config.optim, known_name(config.optim.optimizer)
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
         if name == "Muon":
             inside, rest = (group["params"] for group in hidden(model))
             return [
-                _one(config, "Muon", inside, scaled),
-                _one(config.with_(optimizer="AdamW", ratio=None, gain=None), "AdamW", rest, scaled),
+                _one(config, "Muon", inside),
+                _one(config.with_(optimizer="AdamW", ratio=None, gain=None), "AdamW", rest),
             ]
         if name in CONTROLS:
             return [CONTROLS[name](config, named, _options(o, TORCH["AdamW"], named))]
         if name == "AdamWN" and o.hidden_only:
-            return [_adamwn(config, hidden(model), scaled, _options(o, TORCH["AdamW"], named))]
+            return [_adamwn(config, hidden(model), _options(o, TORCH["AdamW"], named))]
         return (
-            [_one(config, name, named, scaled)]
+            [_one(config, name, named)]
             if name in TORCH or name == "AdamWN"
             else _method(config, name, model)
         )
@@ -178,9 +160,7 @@ def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
     )
 
 
-def _one(
-    config: Config, name: str, named: list[tuple[str, nn.Parameter]], scaled: float
-) -> Optimizer:
+def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
     """AdamWN, or an optimizer of torch.optim, which :class:`NormControl` wraps if it is given a
     target."""
     o = config.optim
@@ -194,23 +174,20 @@ def _one(
     if name == "AdamWN":
         if o.norm_layers:
             groups = [{**group, "controlled": True} for group in groups]
-        return _adamwn(config, groups, scaled, options)
+        return _adamwn(config, groups, options)
     decays = not is_controlled(o)
     for group in groups:
         if "weight_decay" in inspect.signature(kind).parameters:
             group["weight_decay"] = (
                 o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
             )
-    target = _target(o, groups, scaled)  # before torch takes the names out of the groups
     base = kind(groups, **options)
-    return base if decays else NormControl(base, rate=o.rate, scope=o.scope, **target)
+    return base if decays else NormControl(base, rate=o.rate, scope=o.scope, **_target(config))
 
 
-def _adamwn(
-    config: Config, groups: list[dict[str, Any]], scaled: float, options: dict[str, Any]
-) -> AdamWN:
+def _adamwn(config: Config, groups: list[dict[str, Any]], options: dict[str, Any]) -> AdamWN:
     o = config.optim
-    return AdamWN(groups, rate=o.rate, scope=o.scope, **_target(o, groups, scaled), **options)
+    return AdamWN(groups, rate=o.rate, scope=o.scope, **_target(config), **options)
 
 
 def _options(
@@ -225,25 +202,16 @@ def _options(
     return options
 
 
-def _target(o: Optim, groups: list[dict[str, Any]], scaled: float) -> dict[str, Any]:
-    """The target of the controller: an absolute norm for the gain of a joint norm, else a gain or a
-    ratio.
+def _target(config: Config) -> dict[str, Any]:
+    """The target of the controller: a gain or a ratio.
 
-    The model is scaled before the optimizer sees it: a ratio to the unscaled norm is so much less
-    of that one.
+    The model is multiplied by init_scale before the optimizer sees it: a ratio to the norm without
+    it is so much less of that one.
     """
-    if o.gain is None:
-        return {"ratio": _divided(ratio_schedule(o), scaled)}
-    if o.scope != "global":
-        return {"gain": o.gain}
-    controlled = [
-        p
-        for group in groups
-        if group.get("controlled", True)
-        for _, p in group["params"]
-        if p.dim() >= 2
-    ]
-    return {"norm": gain_norm(o.gain, controlled)}
+    gain = target_gain(config)
+    if gain is not None:
+        return {"gain": gain}
+    return {"ratio": _divided(ratio_schedule(config.optim), config.model.init_scale)}
 
 
 def _divided(ratio: float | linear, scale: float) -> float | linear:

@@ -14,7 +14,7 @@ from typing import Any
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import controls
 from normcontrol.lab.training.config import Config
-from normcontrol.lab.training.optimizers import OURS, TORCH, is_controlled, known_name
+from normcontrol.lab.training.optimizers import OURS, TORCH, is_controlled, known_name, target_gain
 from normcontrol.methods import METHODS
 
 CONTROL = {"ratio", "gain", "ratio_start", "ramp", "rate", "scope"}
@@ -75,7 +75,7 @@ CONDITIONS = (
     ),
     Condition(
         {"ramp", "ratio_start"},
-        lambda c: c.optim.gain is None,
+        lambda c: target_gain(c) is None,
         "a gain is the target from the first step, without a ramp",
     ),
     Condition({"ratio_start"}, lambda c: c.optim.ramp > 0, "there is no ramp", "give one"),

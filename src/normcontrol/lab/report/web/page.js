@@ -43,8 +43,27 @@ const panels = [
   { title: "training loss (running mean)", of: run => smoothed(run.curves.loss), steep: true },
   { title: "validation loss", of: run => run.curves.val_loss, steep: true, dots: true },
   { title: `validation loss minus that of ${data.baseline}, seed by seed`, of: lessBaseline, dots: true },
-  { title: "norm ratio", of: run => run.curves.ratio },
+  { title: "norm / initial norm", of: run => run.curves.ratio },
 ].map(panel => ({ ...panel, lines: runs.map(panel.of), zoom: null }));
+
+// The norm as a gain, for runs whose initial gain is known.
+const [norms] = panels.slice(-1), ratios = norms.lines;
+const gains = runs.map((run, i) => run.initial_gain ? { x: ratios[i].x, y: ratios[i].y.map(r => r * run.initial_gain) } : { x: [], y: [] });
+function offerGains() {
+  if (!runs.some(run => run.initial_gain)) return;
+  const button = make("button", "as a gain", { type: "button", id: "gains" });
+  button.addEventListener("click", () => {
+    const on = norms.lines === ratios, title = on ? "gain: norm / root of the number of rows" : norms.title;
+    norms.lines = on ? gains : ratios;
+    norms.zoom = null;
+    norms.caption.replaceChildren(title, button);
+    norms.canvas.setAttribute("aria-label", title);
+    button.textContent = on ? "as a ratio" : "as a gain";
+    draw(norms);
+    button.focus();
+  });
+  norms.caption.append(button);
+}
 
 const shown = () => runs.filter(run => !hidden.has(run.arm) && (all || run.chosen));
 
@@ -243,10 +262,12 @@ for (const panel of panels) {
   panel.canvas.setAttribute("role", "img");
   panel.canvas.setAttribute("aria-label", panel.title);
   panel.tip = make("div", "", { className: "tip" });
-  figure.append(make("figcaption", panel.title), panel.canvas, panel.tip);
+  panel.caption = make("figcaption", panel.title);
+  figure.append(panel.caption, panel.canvas, panel.tip);
   $("#panels").append(figure);
   listen(panel);
 }
+offerGains();
 document.querySelectorAll("table.sorts").forEach(sortable);
 configs();
 redraw();
