@@ -1,4 +1,4 @@
-"""What should ``AdamWN(params, lr=...)`` do if it is told nothing else? Candidates in five situations.
+"""What should ``AdamWN(params, lr=...)`` do if it is told nothing else? Candidates compared.
 
     pip install scikit-learn
     python benchmarks/defaults.py --json results/defaults.json
