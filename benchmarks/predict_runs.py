@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from normcontrol.groups.classes import TensorClass, classes_of
+from normcontrol import set_norm_
 from normcontrol.lab.data.batches import padded
 from normcontrol.lab.files import read_json
 from normcontrol.lab.study.records import CELLS, Record, read, summarise
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.optimizers import gain_norm, lr_at
+from normcontrol.lab.training.optimizers import lr_at
 from normcontrol.lab.training.run_folder import CONFIG, ENVIRONMENT
 from normcontrol.lab.training.telemetry import PREFIX
 from normcontrol.predict.calibration import ALL
@@ -78,9 +79,9 @@ class Run:
         )
         self.lrs = [lr_at(self.config, step) for step in range(1, self.config.run.steps + 1)]
         self.decay = self.config.optim.weight_decay
-        self.classes, scale = self._classes(record.environment["data"]["vocab"])
-        # Records contain ratios to the norm before the initial weights are scaled.
-        steps, ratios = record.curves["ratio"]
+        self.classes = self._classes(record.environment["data"]["vocab"])
+        # Records contain ratios to the norm before init_scale.
+        scale, (steps, ratios) = self.config.model.init_scale, record.curves["ratio"]
         self.ratios = {step: ratio / scale for step, ratio in zip(steps, ratios, strict=True)}
         self.norms: dict[int, dict[str, float]] = {}  # by step and class
         for key, (steps, values) in record.curves.items():
@@ -88,16 +89,14 @@ class Run:
                 for step, value in zip(steps, values, strict=True):
                     self.norms.setdefault(step, {})[key[len(PREFIX) :]] = value
 
-    def _classes(self, vocab: int) -> tuple[list[TensorClass], float]:
-        """The classes of the initial weights, and the factor that they were scaled by."""
+    def _classes(self, vocab: int) -> list[TensorClass]:
+        """The classes of the initial weights."""
         model = GPT(self.config.model, padded(vocab))
         model.initialise(self.config.model.init_seed)
-        matrices, scale = [p.data for p in model.matrices()], self.config.model.init_scale
         if self.config.model.init_gain is not None:
-            norm = math.sqrt(sum(float(p.square().sum()) for p in matrices))
-            scale = gain_norm(self.config.model.init_gain, matrices) / norm
-        torch._foreach_mul_(matrices, scale)
-        return classes_of(model, TIED), scale
+            set_norm_(model, gain=self.config.model.init_gain)
+        torch._foreach_mul_([p.data for p in model.matrices()], self.config.model.init_scale)
+        return classes_of(model, TIED)
 
     @property
     def tied(self) -> Sequence[str]:
