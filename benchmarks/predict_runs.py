@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from normcontrol.groups.classes import TensorClass, classes_of
 from normcontrol import set_norm_
+from normcontrol.groups.classes import TensorClass, classes_of
 from normcontrol.lab.data.batches import padded
 from normcontrol.lab.files import read_json
 from normcontrol.lab.study.records import CELLS, Record, read, summarise
