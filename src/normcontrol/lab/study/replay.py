@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.study.cells import Cell
@@ -34,11 +35,7 @@ class Comparison:
     @property
     def same(self) -> bool:
         if self.noise is None:
-            return (self.now.status, self.now.final, self.now.curves) == (
-                self.before.status,
-                self.before.final,
-                self.before.curves,
-            )
+            return _numbers(self.now) == _numbers(self.before)
         return self.now.status == self.before.status and abs(self.moved) <= 2 * self.noise
 
     @property
@@ -55,6 +52,13 @@ class Comparison:
             return f"{self.label}: {'the same, bit for bit' if self.same else other}"
         noise = f"{'within' if self.same else 'beyond'} the noise of seeds ({self.noise:.5f})"
         return f"{self.label}: {self.moved:+.5f} in validation loss, {noise}"
+
+
+def _numbers(record: Record) -> tuple[Any, ...]:
+    """The numbers of a run that must be the same. What was only measured on the way, such as norms
+    and angles, is not among them: it may be measured more often or more exactly than before."""
+    losses = {k: v for k, v in record.final.items() if k.startswith(("loss", "val_loss"))}
+    return record.status, losses, *(record.curves[k] for k in ("loss", "val_loss", "grad_norm"))
 
 
 def replay(
