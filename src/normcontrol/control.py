@@ -73,8 +73,7 @@ class NormControl(Wrapper):
         law: "proportional" (the paper), "upper" or "lower" (bounds), "band(0.5)" (free from half
             the target on), "projection" (at once), "integral" (CPR), or a function: ``law.py``.
         order: "after" the optimizer's step (Algorithm 1) or "before" it, as torch's AdamW decays.
-        size: what is controlled: "norm", "spectral" (or "spectral-exact", which is slow), or a
-            function of a tensor (a number per part).
+        size: what is controlled: "norm", "spectral", "spectral-exact", or a function of a tensor.
         start: control the norm from this step on, relative to its value then; "inflection", when
             its growth slows down; or "every step", relative to its value before each step.
         relative_step: the length of the optimizer's updates as a fraction of the target norm.
