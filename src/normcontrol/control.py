@@ -17,28 +17,21 @@ from torch.optim import Optimizer
 
 from normcontrol.distributed.layouts import refuse_zero_redundancy
 from normcontrol.distributed.sharing import Sharing
+from normcontrol.groups import changes
 from normcontrol.groups.build import adopt, measure_references, weight_sets
-from normcontrol.groups.changes import carry_over_references, layout_of, new_groups
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.members import Controlled
 from normcontrol.groups.readings import NOTHING_CONTROLLED, Reading, readings
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import Group, check_decay, setting_names, with_defaults
-from normcontrol.groups.state import (
-    restored_state,
-    saved_state,
-    settings_of,
-    state_of,
-    take_over_edits,
-    unchanged_on_error,
-)
+from normcontrol.groups.state import restored_state, saved_state, state_of, unchanged_on_error
 from normcontrol.groups.turns import Turns, check_pieces
 from normcontrol.law import Law
 from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper, evaluated
 from normcontrol.wrapper import Wrapper, not_compiled
 
-BUILT = ("sets", "stepper", "sharing", "_layout", "_seen", "_has_shards", *Scaler._fields)
+BUILT = ("sets", "stepper", "sharing", "_layout", "_has_shards", *Scaler._fields)
 """Attributes of a controller that are built again, not pickled."""
 
 
@@ -143,7 +136,8 @@ class NormControl(Wrapper):
         device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
         self.clock = Clock(torch.zeros((), dtype=torch.int64, device=device))
         self.stepper, self.sets = self._make_stepper(optimizer, self.clock), []
-        self._names = setting_names()
+        self._names, self._layout = setting_names(), changes.layout_of([])
+        self._seen: list[Any] = []  # the settings of every group as they were last checked
         self._given_as = frozenset(self._names) - optimizer.defaults.keys()
         with unchanged_on_error(self.param_groups):
             for index in range(len(self.param_groups)):
@@ -243,7 +237,7 @@ class NormControl(Wrapper):
         try:
             with unchanged_on_error(self.param_groups[-1:]):
                 self._adopt(len(self.param_groups) - 1)
-                self._build()
+                self._take_over_edits()
         except Exception:
             self.param_groups.pop()
             raise
@@ -297,18 +291,18 @@ class NormControl(Wrapper):
             state_of(group)["step"] = step
 
     @not_compiled
-    def _build(self) -> None:
+    def _build(self, seen: list[Any] | None = None) -> None:
         """Sort the controlled weights into sets, and prepare the stepper for them."""
         self._hand_over()
         self.sharing = self._find_sharing()
         self.sets = weight_sets(self.param_groups, self.sharing)
         self._has_shards = any(s.shards is not None for s in self.sets)
-        self._layout = layout_of(self.param_groups)
-        self._seen = [settings_of(group, self._names) for group in self.param_groups]
         for s in self.sets:
             s.make_tables(self.clock)
         self._turns.note(self.param_groups)
         self.stepper.prepare(self.sets, self.sharing)
+        self._seen = seen or changes.checked_settings(self.param_groups, self._layout, self._seen)
+        self._layout = changes.layout_of(self.param_groups)
 
     def _refresh(self) -> None:
         """Measure the reference at the first step. Rebuild what has changed since the last step."""
@@ -318,14 +312,14 @@ class NormControl(Wrapper):
                 "group cannot be copied. Set opt.norm_group to the group again."
             )
         self._follow_changes()
-        if self._fresh:
-            self._begin()
         for index, group in enumerate(self.optimizer.param_groups):
             if group.get("weight_decay"):
                 check_decay(index, group, self.optimizer)
             now = {name: group["control"].get(name) for name in self._names}
             if now != self._seen[index] or not self._given_as.isdisjoint(group):
                 self._take_over_edits()
+        if self._fresh:
+            self._begin()
 
     def _follow_changes(self) -> None:
         """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen."""
@@ -341,18 +335,23 @@ class NormControl(Wrapper):
     @not_compiled
     def _rebuild(self) -> None:
         with unchanged_on_error(self.param_groups):
-            for index in new_groups(self.param_groups):
+            for index in changes.new_groups(self.param_groups):
                 self._adopt(index)
+            seen = changes.take_over_edits(self.optimizer, self._layout, self._seen, self._fresh)
             before = None if self._fresh else self._layout
-            carry_over_references(self.param_groups, before, self.sets, self._find_sharing())
-            self._build()
+            changes.carry_over_references(
+                self.param_groups, before, self.sets, self._find_sharing()
+            )
+            self._build(seen)
 
     @not_compiled
     def _take_over_edits(self) -> None:
         """Check settings that were changed since the last step, and take them over."""
         with unchanged_on_error(self.param_groups):
-            take_over_edits(self._seen, self.optimizer)
-            self._build()
+            seen = changes.take_over_edits(self.optimizer, self._layout, self._seen, self._fresh)
+            if self._fresh:
+                measure_references(self.param_groups, self._find_sharing())
+            self._build(seen)
 
     @not_compiled
     def _begin(self) -> None:
@@ -362,8 +361,8 @@ class NormControl(Wrapper):
         references = measure_references(self.param_groups, self._find_sharing())
         home = next((r.device for r in references if len(r)), self.clock.step.device)
         self._set_step(self.clock.step.to(home))
-        self._fresh = False
         self._build()
+        self._fresh = False
 
     @not_compiled
     def _is_ours(self) -> bool:
@@ -390,11 +389,12 @@ class NormControl(Wrapper):
         self._hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
         state = {k: v for k, v in super().__getstate__().items() if k not in BUILT}
+        state["_seen"] = changes.checked_settings(self.param_groups, self._layout, self._seen)
         return {**state, "_norm_group": None, "_norm_group_lost": lost, "_zero_hook": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.stepper = self._make_stepper(self.optimizer, self.clock)
-        self.sharing, self.sets, self._layout = Sharing(), [], layout_of(self.param_groups)
+        self.sharing, self.sets, self._layout = Sharing(), [], changes.layout_of(self.param_groups)
         if not self._norm_group_lost:
             self._build()

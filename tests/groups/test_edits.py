@@ -61,10 +61,10 @@ def step(p: nn.Parameter, opt: NormControl) -> None:
     opt.step()
 
 
-def trained() -> tuple[nn.Parameter, NormControl]:
+def trained(steps: int = 2) -> tuple[nn.Parameter, NormControl]:
     p, opt = optimizer(WEIGHT, **BASE)
-    step(p, opt)
-    step(p, opt)
+    for _ in range(steps):
+        step(p, opt)
     return p, opt
 
 
@@ -77,13 +77,34 @@ def test_every_setting_has_a_case_here():
     assert set(OTHER) == set(WRONG) == set(setting_names())
 
 
-@pytest.mark.parametrize("flat", [True, False], ids=["in the group", "in group['control']"])
-@pytest.mark.parametrize("name", [name for name in OTHER if name not in FIXED])
-def test_an_edited_setting_takes_effect_at_the_next_step(name, flat):
-    p, opt = trained()
+FLAT = pytest.mark.parametrize("flat", [True, False], ids=["in the group", "in group['control']"])
+WHEN = {"before the first step": 0, "later": 2}
+TAKEN = [
+    pytest.param(name, steps, id=f"{name} {when}")
+    for name in OTHER
+    for when, steps in WHEN.items()
+    if steps == 0 or name not in FIXED
+]
+REFUSED = [
+    pytest.param(name, value, steps, id=f"{name}={value!r} {when}")
+    for when, steps in WHEN.items()
+    for name, value in [*WRONG.items(), *((name, OTHER[name]) for name in FIXED if steps)]
+]
+
+
+@FLAT
+@pytest.mark.parametrize(("name", "steps"), TAKEN)
+def test_an_edited_setting_takes_effect_at_the_next_step(name, steps, flat):
+    p, opt = trained(steps)
     other = OTHER | {"norm": 1.5 * float(WEIGHT.norm())} if name == "ratio" else OTHER
-    settings = {k: v for k, v in BASE.items() if k not in TARGETS or name not in TARGETS}
+    if name == "start":  # which needs a ratio
+        opt.param_groups[0]["control"]["ratio"] = 1.0
+    settings = {
+        k: v for k, v in BASE.items() if k not in TARGETS or name not in (*TARGETS, "start")
+    }
     settings["norm" if name == "ratio" else name] = other["norm" if name == "ratio" else name]
+    if name == "start":
+        settings["ratio"] = 1.0
     fresh, expected = optimizer(p.detach(), **settings)
     edit(opt, name, OTHER[name], flat)
     step(p, opt)
@@ -93,14 +114,10 @@ def test_an_edited_setting_takes_effect_at_the_next_step(name, flat):
     assert opt.param_groups[0]["control"][name] == OTHER[name]
 
 
-@pytest.mark.parametrize("flat", [True, False], ids=["in the group", "in group['control']"])
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [*WRONG.items(), *((name, OTHER[name]) for name in FIXED)],
-    ids=lambda given: str(given),
-)
-def test_a_value_that_cannot_be_is_refused_and_nothing_changes(name, value, flat):
-    p, opt = trained()
+@FLAT
+@pytest.mark.parametrize(("name", "value", "steps"), REFUSED)
+def test_a_value_that_cannot_be_is_refused_and_nothing_changes(name, value, steps, flat):
+    p, opt = trained(steps)
     undisturbed = copy.deepcopy((p, opt))
     edit(opt, name, value, flat)
     for _ in range(2):  # it is refused until it is corrected
@@ -116,6 +133,87 @@ def test_a_value_that_cannot_be_is_refused_and_nothing_changes(name, value, flat
     step(p, opt)
     step(*undisturbed)
     assert torch.equal(p, undisturbed[0])
+
+
+def build_again(opt: NormControl, how: str) -> NormControl:
+    """Let the controller sort its weights again, before the next step."""
+    if how == "a copy":
+        return copy.deepcopy(opt)
+    more = nn.Parameter(torch.ones(2, 2))
+    more.grad = torch.zeros(2, 2)
+    if how == "another tensor":
+        opt.param_groups[0]["params"].append(more)
+    elif how == "a tensor in place of another":
+        opt.param_groups[0]["params"][0].grad = None
+        opt.param_groups[0]["params"][0] = more
+    elif how == "another group":
+        opt.add_param_group({"params": [more]})
+    return opt
+
+
+@pytest.mark.parametrize("steps", WHEN.values(), ids=WHEN)
+@pytest.mark.parametrize(
+    "how", ["a copy", "another tensor", "a tensor in place of another", "another group", "nothing"]
+)
+def test_an_edit_is_checked_whatever_else_changes(how, steps):
+    """Each of these sorts the weights again, which must not pass for a check of the settings."""
+    _, opt = trained(steps)
+    opt.param_groups[0]["control"]["order"] = "sideways"
+    with pytest.raises(ValueError, match="order='sideways' is not known"):
+        build_again(opt, how).step()
+    _, opt = trained(steps)
+    opt.param_groups[0]["control"]["rate"] = lambda t: 0.25
+    opt = build_again(opt, how)
+    opt.step()
+    assert float(opt.param_groups[0]["control"]["rate"](7)) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("edits", "sentence"),
+    [
+        ({"scope": (0, 5)}, "axes"),
+        ({"scope": "group", "size": "spectral"}, "belongs to a single matrix"),
+        ({"start": 5}, "Give a ratio"),
+        ({"controlled": 3}, "controlled"),
+    ],
+    ids=str,
+)
+def test_what_can_be_changed_until_the_first_step_is_checked_there(edits, sentence):
+    p, opt = trained(0)
+    for name, value in edits.items():
+        opt.param_groups[0]["control"][name] = value
+    for _ in range(2):
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            step(p, opt)
+    assert torch.equal(p, WEIGHT)
+
+
+def test_a_first_step_that_is_refused_leaves_the_reference_to_the_next_one():
+    p, opt = optimizer(WEIGHT, ratio=1.0, rate=1.0)
+    opt.param_groups[0]["control"]["order"] = "sideways"
+    with pytest.raises(ValueError, match="order"):
+        step(p, opt)
+    opt.param_groups[0]["control"]["order"] = "after"
+    with torch.no_grad():
+        p.mul_(3)  # such as weights that are loaded
+    before = p.norm().item()
+    step(p, opt)
+    assert p.norm().item() == pytest.approx(before)
+
+
+@pytest.mark.parametrize("steps", WHEN.values(), ids=WHEN)
+def test_an_entry_that_is_held_can_be_edited_again(steps):
+    p, opt = trained(steps)
+    held = opt.param_groups[0]["control"]
+    for rate in (0.3, 1.5, 0.2, 0.1):
+        held["rate"] = rate
+        if rate > 1:
+            with pytest.raises(ValueError, match="rate"):
+                step(p, opt)
+            continue
+        step(p, opt)
+        assert opt.param_groups[0]["control"] is held
+        assert held["rate"] == rate
 
 
 def test_a_name_that_is_no_setting_is_refused_at_once():

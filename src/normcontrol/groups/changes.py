@@ -1,4 +1,6 @@
-"""Tensors that were replaced, resized, added or removed in the groups after the first step.
+"""What was changed in the groups by hand: their settings and their tensors.
+
+Settings that were edited since they were last checked are checked, before the first step as later.
 
 Code that grows or prunes a model writes new tensors into ``group["params"]``. This file notes which
 tensors the reference norms belong to, and carries the norms over. The rule: a tensor that stays
@@ -14,13 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.build import check_members, measure_references, reference_norms
 from normcontrol.groups.members import CONTROL, Members, members_of
 from normcontrol.groups.sets import WeightSet
-from normcontrol.groups.settings import STATE_NAMES, Group
-from normcontrol.groups.state import ControlState, state_of
+from normcontrol.groups.settings import FIXED, STATE_NAMES, Group, Settings, setting_names
+from normcontrol.groups.state import ControlState, change_settings, settings_of, state_of
 from normcontrol.scope import parse_scope
 
 
@@ -61,6 +64,30 @@ def layout_of(groups: Sequence[Group]) -> Layout:
         for group, members in zip(groups, members_of(groups), strict=True)
     ]
     return Layout(params, looks, found)
+
+
+def checked_settings(
+    groups: Sequence[Group], layout: Layout, checked: Sequence[Settings]
+) -> list[Settings]:
+    """Return the settings of the groups as they were last checked, which may have been edited
+    since. They were ``checked`` in the groups of the layout; an entry that is new there is checked
+    when it is made."""
+    known = {id(old.control): s for old, s in zip(layout.groups, checked, strict=False)}
+    names = setting_names()
+    return [known.get(id(group[CONTROL])) or settings_of(group, names) for group in groups]
+
+
+def take_over_edits(
+    optimizer: Optimizer, layout: Layout, checked: Sequence[Settings], fresh: bool
+) -> list[Settings]:
+    """Check the settings that were edited since they were ``checked``, and return all of them.
+
+    If the optimizer is ``fresh``, no step depends on its references yet: all settings may change.
+    """
+    groups, fixed = optimizer.param_groups, () if fresh else FIXED
+    for index, before in enumerate(checked_settings(groups, layout, checked)):
+        change_settings(index, groups[index], before, fixed, optimizer)
+    return [settings_of(group, setting_names()) for group in groups]
 
 
 def new_groups(groups: Sequence[Group]) -> list[int]:

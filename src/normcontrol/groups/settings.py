@@ -65,7 +65,7 @@ STATE_NAMES = ("step", "reference", "first_lr", "memory", "scales", "vectors")
 """What ``group["control"]`` contains beside the settings; see :class:`ControlState`."""
 
 FIXED = ("scope", "controlled", "size", "start")
-"""Settings that the reference norms depend on: they cannot be changed after construction."""
+"""Settings that the reference norms depend on: they cannot be changed after the first step."""
 
 
 def setting_names() -> tuple[str, ...]:
@@ -141,17 +141,19 @@ def completed(own: Settings, defaults: Settings, group: Group) -> dict[str, Any]
     return settings
 
 
-def edited(group: Group, before: Settings, theirs: Collection[str]) -> dict[str, Any]:
+def edited(
+    group: Group, before: Settings, theirs: Collection[str], fixed: Collection[str]
+) -> dict[str, Any]:
     """Return all settings of a group that was edited, if they may be changed.
 
-    A new kind of target replaces the old one.
+    A new kind of target replaces the old one. ``fixed`` may not be changed.
     """
     own = given_settings(group, theirs)
     kinds = [name for name in TARGETS if own.get(name) is not None]
     if len(kinds) == 2:
         own = {name: value for name, value in own.items() if name != target_kind(before)}
     settings = completed(own, before, group)
-    for name in FIXED:
+    for name in fixed:
         if settings[name] != before[name]:
             raise ValueError(
                 f"{name} was changed from {before[name]!r} to {settings[name]!r}, but the "

@@ -8,7 +8,7 @@ nothing about how a step is made.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normcontrol.groups.members import CONTROL
+from normcontrol.groups.members import CONTROL, controlled_params
 from normcontrol.groups.settings import (
     DEFAULTS,
     STATE_NAMES,
@@ -33,7 +33,7 @@ from normcontrol.groups.settings import (
 from normcontrol.law import OwnLaw
 from normcontrol.mechanisms.size import Statistic, as_size
 from normcontrol.schedule_text import checked_text, from_text
-from normcontrol.scope import parse_scope
+from normcontrol.scope import check_axes, parse_scope
 from normcontrol.target import TARGETS
 
 
@@ -85,36 +85,58 @@ def settings_of(group: Group, names: Sequence[str]) -> dict[str, Any]:
 def add_settings(index: int, group: Group, defaults: Settings, optimizer: Optimizer) -> None:
     """Complete and check the settings of a new group, and move them to ``group["control"]``."""
     own = given_settings(group, optimizer.defaults)
-    _move(group, completed(own, defaults, group), optimizer)
+    group[CONTROL] = ControlState(_moved(group, completed(own, defaults, group), optimizer))
     check_group(index, group, optimizer)
 
 
-def take_over_edits(seen: Sequence[Settings], optimizer: Optimizer) -> None:
-    """Check the settings of all groups, some of which are no longer as they were ``seen``."""
-    for index, (group, before) in enumerate(zip(optimizer.param_groups, seen, strict=True)):
-        _move(group, edited(group, before, optimizer.defaults), optimizer)
-        check_group(index, group, optimizer)
+def change_settings(
+    index: int, group: Group, before: Settings, fixed: Collection[str], optimizer: Optimizer
+) -> None:
+    """Check the settings of a group if they are no longer as ``before``, and complete them.
+
+    Those that are ``fixed`` may not be changed. The entry stays the same object, so that a user who
+    holds it can edit it again.
+    """
+    is_given = any(name in group and name not in optimizer.defaults for name in setting_names())
+    if not is_given and settings_of(group, setting_names()) == before:
+        return
+    settings = _moved(group, edited(group, before, optimizer.defaults, fixed), optimizer)
+    if not isinstance(group[CONTROL], ControlState):
+        group[CONTROL] = ControlState()
+    _refill(group[CONTROL], settings)
+    check_group(index, group, optimizer)
+    scope = state_of(group)["scope"]
+    for name, p in controlled_params(group, index) if scope != before["scope"] else ():
+        check_axes(parse_scope(scope), name, p)
 
 
-def _move(group: Group, settings: Settings, optimizer: Optimizer) -> None:
-    """Store the settings in ``group["control"]``, and remove the keys that they were given by."""
+def _moved(group: Group, settings: Settings, optimizer: Optimizer) -> dict[str, Any]:
+    """Return these settings with the state of a group, and remove the keys they were given by."""
     for name in setting_names():
         if name not in optimizer.defaults:
             group.pop(name, None)
     kept = {name: value for name, value in group.get(CONTROL, {}).items() if name in STATE_NAMES}
-    group[CONTROL] = ControlState({**settings, **kept})
+    return {**settings, **kept}
+
+
+def _refill(entry: dict[str, Any], content: Settings) -> None:
+    entry.clear()
+    entry.update(content)
 
 
 @contextmanager
 def unchanged_on_error(groups: Sequence[Group]) -> Iterator[None]:
     """Restore the groups if an error is raised: nothing that a user gave is lost."""
     before = [dict(group) for group in groups]
+    entries = [entry for group in groups if isinstance(entry := group.get(CONTROL), ControlState)]
+    contents = [dict(entry) for entry in entries]
     try:
         yield
     except Exception:
         for group, keys in zip(groups, before, strict=False):
-            group.clear()
-            group.update(keys)
+            _refill(group, keys)
+        for entry, content in zip(entries, contents, strict=True):
+            _refill(entry, content)
         raise
 
 
