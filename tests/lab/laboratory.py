@@ -31,7 +31,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a f
 
 SMALL = {
     **{"layers": 1, "heads": 2, "width": 16, "context": 16, "tokens-per-step": 64, "lr": 1e-2},
-    **{"micro-batch": 4, "warmup": 2, "ramp": 3, "rate": 0.1, "steps": 6, "log-every": 1},
+    **{"micro-batch": 4, "warmup": 2, "rate": 0.1, "steps": 6, "log-every": 1},
     **{"eval-every": 3, "checkpoint-every": 2, "device": "cpu"},
 }
 
@@ -182,7 +182,7 @@ def _records(out: Path) -> Any:
 
 def _challenge(lab: Path) -> Said:
     with _no_drawing():
-        return call("challenge", "--out", lab / "challenge", *flags(data=lab / "data"))
+        return call("challenge", "--out", lab / "challenge", *flags(data=lab / "data", ramp=3))
 
 
 @contextlib.contextmanager
