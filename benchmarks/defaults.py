@@ -12,12 +12,18 @@ has a veto: a candidate that harms there is not the default.
 Situations: a GPT of width 64 from GPT-2's start and from a gain of 0.8; fine-tuning one that AdamW
 has trained, on other text; a classifier of digits as torch initialises it, without normalisation
 and with LayerNorm.
+
+Added after the first runs, in which a gain of 0.8 at rate 0.1 led by this rule: fine-tuning a model
+that was trained from a gain of 2. The other trained models happen to have a gain near 0.8 (it is
+printed), so that a target of 0.8 asks nothing of them. The rule is the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -26,7 +32,7 @@ from typing import Any
 
 import digits
 import torch
-from common import machine, text_table, write
+from common import text_table, write
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -100,12 +106,22 @@ def situations(seed: int, cache: Path) -> Iterator[tuple[str, Callable[[Make], f
             set_norm_(model, gain=gain)
         return train_gpt(model, make(model, LR), base, seed, STEPS)
 
-    trained = gpt(seed, vocab)
-    train_gpt(trained, AdamW(trained.parameters(), lr=LR, weight_decay=0.1), base, seed, STEPS)
+    def trained(gain: float | None) -> GPT:
+        model = gpt(seed, vocab)
+        if gain is not None:
+            set_norm_(model, gain=gain)
+        train_gpt(model, AdamW(model.parameters(), lr=LR, weight_decay=0.1), base, seed, STEPS)
+        print(f"seed {seed}: a model was trained, its gain is {gain_of(model):.2f}", flush=True)
+        return model
 
-    def tune(make: Make) -> float:
-        model = copy.deepcopy(trained)
-        return train_gpt(model, make(model, TUNE_LR), other, seed, TUNED_STEPS)
+    def tuned_from(gain: float | None) -> Callable[[Make], float]:
+        kept = functools.cache(lambda: trained(gain))
+
+        def tune(make: Make) -> float:
+            model = copy.deepcopy(kept())
+            return train_gpt(model, make(model, TUNE_LR), other, seed, TUNED_STEPS)
+
+        return tune
 
     data = digits.load()
 
@@ -116,16 +132,28 @@ def situations(seed: int, cache: Path) -> Iterator[tuple[str, Callable[[Make], f
 
     yield "GPT, GPT-2's start", from_start
     yield "GPT, start at gain 0.8", lambda make: from_start(make, 0.8)
-    yield "GPT, fine-tuning", tune
+    yield "GPT, fine-tuning", tuned_from(None)
     yield "digits", lambda make: classify(make, "none")
     yield "digits, LayerNorm", lambda make: classify(make, "LayerNorm")
+    yield "GPT, fine-tuning from gain 2", tuned_from(2.0)
 
 
-def run(seeds: int, cache: Path) -> list[dict[str, Any]]:
-    found = []
+def gain_of(model: nn.Module) -> float:
+    """The gain of all matrices together."""
+    matrices = [p.detach() for p in model.parameters() if p.dim() >= 2]
+    norm = math.sqrt(sum(float(p.square().sum()) for p in matrices))
+    return norm / math.sqrt(sum(len(p) for p in matrices))
+
+
+def run(seeds: int, cache: Path, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs that are done, and those that are not."""
+    found = list(done)
+    known = {(r["situation"], r["arm"], r["seed"]) for r in done}
     for seed in range(seeds):
         for situation, loss in situations(seed, cache):
             for name, make in makers().items():
+                if (situation, name, seed) in known:
+                    continue
                 found.append(
                     {"situation": situation, "arm": name, "seed": seed, "loss": loss(make)}
                 )
@@ -183,10 +211,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    runs = run(given.seeds, given.cache)
+    is_there = given.json is not None and given.json.exists()
+    done = json.loads(given.json.read_text())["results"]["runs"] if is_there else []
+    runs = run(given.seeds, given.cache, done)
     print(text_table(rows(runs)))
     print(f"By the rule, the default is: {chosen(differences(runs))}.")
-    write(given.json, {"runs": runs, "machine": machine()})
+    write(given.json, {"runs": runs})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import machine, text_table, write
+from common import text_table, write
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -205,7 +205,7 @@ def main() -> None:
     torch.set_num_threads(1)
     runs = run(given.seeds, load())
     print(text_table(rows(runs)))
-    write(given.json, {"runs": runs, "machine": machine()})
+    write(given.json, {"runs": runs})
 
 
 if __name__ == "__main__":

@@ -104,4 +104,5 @@ def _main(command: list[str], cwd: Path, environ: dict[str, str], printed: list[
         exec(compile(command[1], "<string>", "exec", dont_inherit=True), {"__name__": "__main__"})
     else:
         sys.argv = command
+        sys.path.insert(0, str(Path(command[0]).parent))
         runpy.run_path(command[0], run_name="__main__")

@@ -4,6 +4,7 @@ records."""
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -82,6 +83,19 @@ def test_the_table_of_methods_is_that_of_the_family():
     assert set(shown.values()) == {"supported"}
     unclear = {arm: claim("family-tiny", f"{arm} has a lower")[0] for arm in ("AdamH", "CPR-WS")}
     assert set(unclear.values()) == {"not shown"}
+
+
+@pytest.mark.parametrize("name", ["digits", "defaults"])
+def test_the_tables_about_targets_are_those_of_the_benchmarks(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    benchmark = importlib.import_module(name)
+    runs = json.loads((ROOT / f"results/{name}.json").read_text())["results"]["runs"]
+    page = (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+    for row in benchmark.rows(runs):
+        assert f"| {' | '.join(row)} |" in page
+    if name == "defaults":
+        chosen = benchmark.chosen(benchmark.differences(runs))
+        assert f"By the rule the default is *{chosen}*" in page
 
 
 @pytest.fixture
