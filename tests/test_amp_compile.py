@@ -116,8 +116,8 @@ def compiled_and_eager(dtype, steps, backend, lr, **settings):
     return models, opts, counter.frame_count - graphs
 
 
-def test_a_compiled_step_is_not_compiled_again_when_schedules_change_their_values(monkeypatch):
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # no processes to compile in
+@torch._inductor.config.patch(compile_threads=1)  # no processes to compile in
+def test_a_compiled_step_is_not_compiled_again_when_schedules_change_their_values():
     settings = {"ratio": linear(1.0, 2.0, steps=40), "rate": cosine(0.2, 0.02, steps=50)}
     models, opts, again = compiled_and_eager(
         torch.float32, 50, "inductor", torch.tensor(1e-2), **settings
