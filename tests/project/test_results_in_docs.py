@@ -98,6 +98,18 @@ def test_the_tables_about_targets_are_those_of_the_benchmarks(name, monkeypatch)
         assert f"By the rule the default is *{chosen}*" in page
 
 
+def test_the_page_of_coverage_has_the_outcomes_of_the_results_and_names_files_that_exist():
+    page = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
+    stated = re.findall(r'\*\*([\w ]+)\*\* \(([\w-]+): "([^"]+)"\)', page)
+    assert len(stated) == page.count("**", page.index("## The experiments")) / 2 > 8
+    for outcome, study, text in stated:
+        assert claim(study, text)[0] == outcome, (study, text)
+    links = re.findall(r"\]\((\.\./[\w./-]+)\)", page)
+    assert len(links) > 15
+    for link in links:
+        assert (ROOT / "docs" / link).exists(), link
+
+
 @pytest.fixture
 def facts(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
