@@ -1,13 +1,24 @@
 """Settings for all tests: one thread for each process, since the tests are small and the thread pools
 of parallel workers would slow each other down, and little optimization by JAX's compiler, which
-takes longer than it saves. Small sets are folded too, so that their tests are tests of large ones."""
+takes longer than it saves."""
 
 import os
 
+import pytest
 import torch
 
 from normcontrol.steppers import folded
 
 torch.set_num_threads(1)
-folded.FEWEST = 0
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_sets_are_folded_too(request):
+    """Tests of small sets are tests of large ones. Those of the laboratory compare runs in this
+    process with runs in processes of their own, and fold as users do."""
+    before = folded.FEWEST
+    if "lab" not in request.path.parts:
+        folded.FEWEST = 0
+    yield
+    folded.FEWEST = before

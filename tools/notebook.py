@@ -32,8 +32,10 @@ def run(
     Return the outputs of each cell, and the variables at the end.
     """
     import matplotlib
+    import matplotlib.pyplot as plt
 
     matplotlib.use("Agg")
+    plt.close("all")  # figures that were open before belong to no cell
     names: dict[str, Any] = {"__name__": "__main__"}
     codes = [source(c).replace(*replace) for c in cells(path) if c["cell_type"] == "code"]
     return [run_cell(code, names) for code in codes], names

@@ -16,19 +16,10 @@ from normcontrol.lab.data.corpus import source
 from normcontrol.lab.data.prepare import prepare
 from normcontrol.lab.study import executors
 from normcontrol.lab.training.config import Config, Data, Model, Optim, Run
-from normcontrol.steppers import folded
 
 # Tests run in parallel on few cores: several threads in each process would slow them down.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
-
-LARGE = 100_000
-
-
-@pytest.fixture(autouse=True)
-def folds_as_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run in this process and one in a process of its own must do the same."""
-    monkeypatch.setattr(folded, "FEWEST", LARGE)
 
 
 def document(number: int) -> str:
