@@ -81,7 +81,10 @@ class Scene:
 
     def outcome(self, lab: Path) -> Any:
         """Run the command, and return what it results in, or None if it ended with a sentence."""
-        said = self.run(lab)
+        return self.result(lab, self.run(lab))
+
+    def result(self, lab: Path, said: Said) -> Any:
+        """Return what the command has resulted in, or None if it ended with a sentence."""
         if said.status != self.ends:
             assert said.refused, said
             return None
