@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
-from normcontrol.lab.studies import claims, family, paper, settle, transfer
+from normcontrol.lab.studies import claims, confirm, family, paper, settle, transfer
 from normcontrol.lab.study.cells import Study
 
 STUDIES: dict[str, Study] = {
     study.name: study
-    for study in (claims.STUDY, family.STUDY, transfer.STUDY, settle.STUDY, *paper.STUDIES)
+    for study in (
+        claims.STUDY,
+        family.STUDY,
+        transfer.STUDY,
+        settle.STUDY,
+        confirm.STUDY,
+        *paper.STUDIES,
+    )
 }
