@@ -19,11 +19,13 @@ from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, REPLAYED, TUNING
 from normcontrol.lab.study.comparison import choose
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
+from normcontrol.lab.study.statistics import paired
 from normcontrol.lab.study.verdict import judge
 from normcontrol.lab.training.optimizers import lr_at
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "settle-small"
+CONFIRMED = RESULTS.with_name("confirm-small")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -33,9 +35,9 @@ STYLES = {
 """Colour and marker of each arm that was run."""
 
 
-def evidence() -> Evidence:
-    """The cells and records of the study."""
-    ledger = open_folder(RESULTS)
+def evidence(folder: Path = RESULTS) -> Evidence:
+    """The cells and records of a study."""
+    ledger = open_folder(folder)
     done = ledger.results()
     return Evidence(ledger.cells(done), done)
 
@@ -100,6 +102,30 @@ def claims() -> str:
     return table(rows)
 
 
+def confirmed() -> str:
+    """Every pair of the study that confirms, on both texts, and its claim."""
+    found = evidence(CONFIRMED)
+    trials = chosen(found, ADAMWN), chosen(found, ADAMW)
+    keys = ("val_loss", "val_loss_owt")
+    rows = [["seed", "AdamWN", "AdamW", "AdamWN minus AdamW", "on owt"], ["---"] * 5]
+    for seed in trials[0].seeds:
+        one, other = ([t.values(key, [seed])[0] for key in keys] for t in trials)
+        less = [f"{a - b:+.4f}" for a, b in zip(one, other, strict=True)]
+        rows.append([str(seed), f"{one[0]:.4f}", f"{other[0]:.4f}", *less])
+    means = [f"{trial.mean():.4f}" for trial in trials]
+    rows.append(["mean", *means, *(str(difference(*trials, key)) for key in keys)])
+    by_step = [["after step", "AdamWN minus AdamW", "pairs in which AdamWN is above"], ["---"] * 3]
+    curves = [[record.curves["val_loss"] for record in t.records] for t in trials]
+    for place, step in enumerate(curves[0][0][0]):
+        one, other = ([values[place] for _, values in some] for some in curves)
+        above = sum(a > b for a, b in zip(one, other, strict=True))
+        if step:
+            by_step.append([str(step), str(paired(one, other)), f"{above} of {len(one)}"])
+    ((claim, finding),) = judge(open_folder(CONFIRMED)).findings
+    says = f"**{claim.says}** {finding.outcome.capitalize()}: {finding.text()}."
+    return "\n\n".join((table(rows), says, table(by_step)))
+
+
 def decays(found: Evidence) -> str:
     """What AdamWN's control amounted to: the constant decay of AdamW or AdamC that shrinks the
     weights as much over the run, and the decay at some steps, by seed."""
@@ -152,7 +178,14 @@ def draw(found: Evidence, path: Path) -> None:
 
 def main() -> None:
     found = evidence()
-    for text in (tuning(found), seeds(found), differences(found), claims(), decays(found)):
+    for text in (
+        tuning(found),
+        seeds(found),
+        differences(found),
+        claims(),
+        decays(found),
+        confirmed(),
+    ):
         print(text, end="\n\n")
     draw(found, HERE / "settle.png")
 

@@ -1,5 +1,6 @@
-"""Draws docs/figures/transfer.png from the records of the study ``transfer``, and prints the tables
-of regrets and differences on the page transfer.md: ``python docs/figures/make_transfer.py``.
+"""Draws docs/figures/transfer.png and transfer_tiny.png from the records of the study ``transfer``,
+and prints the tables of regrets and differences on the page transfer.md:
+``python docs/figures/make_transfer.py``.
 
 It reads records and trains nothing. What regret is, is defined in ``normcontrol.lab``.
 """
@@ -7,6 +8,7 @@ It reads records and trains nothing. What regret is, is defined in ``normcontrol
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import defaultdict
 from fractions import Fraction
 from pathlib import Path
@@ -22,7 +24,7 @@ from normcontrol.lab.study.evidence import Evidence
 from normcontrol.lab.study.statistics import paired
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parents[1] / "results" / "transfer-small"
+RESULTS = HERE.parents[1] / "results"
 STYLES = {
     regret.FIXED: ("#2171b5", "o"),
     regret.HIDDEN: ("#6baed6", "v"),
@@ -37,9 +39,9 @@ Losses = dict[str, dict[regret.Condition, dict[int, float]]]
 """By arm, condition and seed."""
 
 
-def evidence() -> Evidence:
-    """The cells and records of the study."""
-    ledger = open_folder(RESULTS)
+def evidence(scale: str) -> Evidence:
+    """The cells and records of the study at a scale."""
+    ledger = open_folder(RESULTS / f"transfer-{scale}")
     done = ledger.results()
     return Evidence(ledger.cells(done), done)
 
@@ -153,17 +155,52 @@ def draw(found: Losses, path: Path) -> None:
     plt.close(figure)
 
 
+def draw_axes(found: Evidence, path: Path) -> None:
+    """One panel for each axis, one line for each arm: the mean of the regret over the seeds by
+    which nothing was tuned, with its standard error."""
+    regrets = regret.Regrets.of(found)
+    axes = list(transfer.CONDITIONS)
+    figure, panels = plt.subplots(
+        1, len(axes), figsize=(13, 3.6), layout="constrained", sharey=True
+    )
+    for axis, panel in zip(axes, panels, strict=True):
+        some = sorted(
+            (c for c in ordered() if c.axis in ("base", axis)),
+            key=lambda c: Fraction(c.factor or "1"),
+        )
+        for place, (arm, (colour, marker)) in enumerate(STYLES.items()):
+            seeds, _ = regret.tested(found, regrets.seeds([arm], some))
+            values = [regrets.over(arm, [c], seeds) for c in some]
+            panel.errorbar(
+                [x + 0.06 * (place - 2) for x in range(len(some))],
+                [statistics.fmean(v) for v in values],
+                [statistics.stdev(v) / len(v) ** 0.5 for v in values],
+                color=colour, marker=marker, markersize=4, linewidth=1, label=arm,
+            )  # fmt: skip
+        panel.set_title(axis)
+        panel.set_xticks(range(len(some)), [f"x{c.factor or 1}" for c in some])
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("regret: loss above the lowest")
+    panels[0].set_ylim(bottom=-0.004)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower center", ncols=len(STYLES), frameon=False, fontsize=9,
+    )  # fmt: skip
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
 def learning_rate(condition: regret.Condition) -> float:
     return transfer.changed(transfer.PLANS["small"].base, condition).optim.lr
 
 
 def main() -> None:
-    found = evidence()
-    print(table(found))
-    print(differences(losses(found)))
-    print(worst(found))
-    draw(losses(found), HERE / "transfer.png")
-    print("docs/figures/transfer.png")
+    for scale in ("tiny", "small"):
+        found = evidence(scale)
+        for text in (table(found), differences(losses(found)), worst(found)):
+            print(text, end="\n\n")
+    draw(losses(evidence("small")), HERE / "transfer.png")
+    draw_axes(evidence("tiny"), HERE / "transfer_tiny.png")
 
 
 if __name__ == "__main__":

@@ -147,6 +147,7 @@ def test_the_figures_are_those_that_the_scripts_make():
         "predict_small.png",  # benchmarks/predict.py
         "grokking.png",  # examples/grokking.py
         "transfer.png",  # docs/figures/make_transfer.py
+        "transfer_tiny.png",  # docs/figures/make_transfer.py
         "settle.png",  # docs/figures/make_settle.py
         "flow.png",  # docs/figures/make_flow.py
     }
@@ -180,11 +181,12 @@ def test_the_predictions_page_has_the_tables_of_its_results(scale, monkeypatch):
     assert predict.predict_halves.table(halves) in (ROOT / "docs/predict.md").read_text()
 
 
-def test_the_page_of_transfer_has_the_tables_of_its_results(monkeypatch):
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_the_page_of_transfer_has_the_tables_of_its_results(scale, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
     import make_transfer
 
-    page, found = (ROOT / "docs/transfer.md").read_text(), make_transfer.evidence()
+    page, found = (ROOT / "docs/transfer.md").read_text(), make_transfer.evidence(scale)
     assert make_transfer.table(found) in page
     assert make_transfer.differences(make_transfer.losses(found)) in page
     assert make_transfer.worst(found) in page
@@ -199,3 +201,4 @@ def test_the_page_of_settle_has_the_tables_of_its_results(monkeypatch):
         assert part(found) in page
     assert make_settle.claims() in page
     assert make_settle.decays(found) in page
+    assert make_settle.confirmed() in page

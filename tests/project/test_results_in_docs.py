@@ -173,3 +173,17 @@ def test_what_settle_shows_is_what_its_claims_say(page):
     assert outcome == "not shown"
     assert f"differ by {rounded(differences(numbers)[0], 4)}" in text
     assert "no claim is decided" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/make_results.py"])
+def test_what_is_confirmed_and_what_is_refuted_is_what_the_claims_say(page):
+    outcome, numbers = claim("confirm-small", "AdamWN has a lower validation loss than AdamW.")
+    assert outcome == "supported"
+    (less,) = differences(numbers)
+    text = read(page)
+    assert f"AdamWN ended {rounded(less, 3).lstrip('-')} below AdamW" in text
+    outcome, _ = claim("transfer-tiny", "Over all conditions, AdamWN at gain 0.8, never tuned")
+    assert outcome == "refuted"
+    assert "than a tuned decay is [refuted]" in text
+    above = row("transfer-tiny", "AdamWN, gain 0.8")["minus baseline"]
+    assert f"({rounded(above, 3)} *above* AdamW)" in text

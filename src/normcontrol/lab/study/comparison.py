@@ -173,3 +173,10 @@ def _grid(trials: Iterable[Trial]) -> dict[str, list[float]]:
             if isinstance(value, int | float) and math.isfinite(value):
                 tried.setdefault(key, set()).add(value)
     return {key: sorted(values) for key, values in tried.items() if len(values) > 1}
+
+
+def named(arms: Sequence[str], one: str = "", several: str = "") -> str:
+    """One arm by its name, several by their number and the first of them."""
+    if len(arms) == 1:
+        return f"{arms[0]} {one}".rstrip()
+    return f"{len(arms)} arms ({arms[0]}, ...) {several}".rstrip()

@@ -22,7 +22,7 @@ from normcontrol.lab.study.claims import (
     is_lower,
     together,
 )
-from normcontrol.lab.study.comparison import Choice, Comparison, choose, in_words
+from normcontrol.lab.study.comparison import Choice, Comparison, choose, in_words, named
 from normcontrol.lab.study.evidence import Evidence, Trial
 from normcontrol.lab.study.ledger import Ledger
 from normcontrol.lab.study.records import Record
@@ -198,11 +198,13 @@ class Verdict:
         return [(p.what, f"{p.value:g}", _or_dash(ours(p), ".4f")) for p in self.study.published]
 
     def best_of(self, counts: Iterable[int]) -> list[list[str]]:
-        """For each arm, the expected lowest loss of k of its trials, for each k in ``counts``."""
+        """For each arm with several trials, the expected lowest loss of k of them, for each k in
+        ``counts``."""
         ks = list(counts)
         return [
             [row.arm, *(_number(row.best_of[k - 1]) if k <= row.trials else "-" for k in ks)]
             for row in self.rows
+            if row.trials > 1
         ]
 
 
@@ -228,16 +230,18 @@ def judge(ledger: Ledger) -> Verdict:
     chosen = {arm: choice for arm in arms if (choice := choose(evidence.trials(arm)))}
     base = chosen.get(study.baseline, next(iter(chosen.values()), None))
     rows = []
+    apart: dict[str, list[str]] = {}
     for arm, choice in chosen.items():
         bad = sum(not record.good for t in choice.trials for record in t.records)
         row = Row(choice, bad, best_of([t.values()[0] for t in choice.trials]))
         if base is not None and choice is not base:
             unequal = differing(choice.trial, base.trial)
             if unequal:
-                flags.append(f"{arm} is not compared with {base.arm}: {unequal}.")
+                apart.setdefault(f"not compared with {base.arm}: {unequal}.", []).append(arm)
             else:
                 row = _compared(row, base, losses)
         rows.append(row)
+    flags += [f"{named(some, 'is', 'are')} {why}" for why, some in apart.items()]
     flags += _counts(rows, base)
     flags += [flag for row in rows if (flag := _better(row.choice))]
     findings = together(study.claims, evidence)
@@ -316,7 +320,10 @@ def _counts(rows: list[Row], base: Choice | None) -> list[str]:
         trials = len(base.trials)
         others = [row for row in rows if row.differences and row.trials != trials]
         if others:
-            counts = ", ".join(f"{row.arm} {row.trials}" for row in others)
+            by: dict[int, list[str]] = {}
+            for row in others:
+                by.setdefault(row.trials, []).append(row.arm)
+            counts = ", ".join(f"{named(arms)} {n}" for n, arms in by.items())
             flags.append(f"Trials are not equal: {base.arm} had {trials}, {counts}.")
         if len(base.trial.seeds) == 1:
             flags.append(ONE_SEED)
