@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes import record, record_files
+from fakes import DATA, record, record_files
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies.opening import begin
+from normcontrol.lab.study import records
 from normcontrol.lab.study.cells import Cell
-from normcontrol.lab.study.records import read, summarise, write
+from normcontrol.lab.study.records import Results, read, summarise, write
 from normcontrol.lab.study.runner import Runner
 from normcontrol.lab.training.config import Config
 
@@ -42,6 +43,20 @@ def test_a_corrupt_record_is_named_and_left_out(study, tmp_path):
     assert f"{path} cannot be read" in done.problems[0]
     Runner(ledger, device="cpu", only=("seed=0",)).run()
     assert ledger.results().problems == []
+
+
+def test_a_cell_is_identified_once_however_often_it_is_asked_for(monkeypatch):
+    """A study names its cells anew for every decision: the identities of ``settle`` took 20 s."""
+    asked = []
+    identity = records.identity
+    monkeypatch.setattr(records, "identity", lambda *of: asked.append(of) or identity(*of))
+    cell = Cell("A", Config())
+    done = Results(lambda config: DATA, [record(cell, 3.0)])
+    assert [done.of(cell).final["val_loss"] for _ in range(5)] == [3.0] * 5
+    assert len(asked) == 1
+    assert done.of(Cell("A", Config().with_(lr=2.0))) is None
+    done.add(record(cell, 4.0))
+    assert done.of(cell).final["val_loss"] == 4.0
 
 
 @pytest.fixture

@@ -104,13 +104,7 @@ def has_diverged(error: str) -> bool:
 def config_of(settings: Mapping[str, Any]) -> Config:
     """The config with these settings, read from JSON. Settings that no longer exist are ignored."""
     known = Config().flat()
-    return Config().with_(
-        **{
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in settings.items()
-            if key in known
-        }
-    )
+    return Config().with_(**{key: value for key, value in settings.items() if key in known})
 
 
 def _without_folders(value: Any) -> Any:
@@ -201,6 +195,7 @@ class Results(Mapping[str, Record]):
     ) -> None:
         self.data, self.problems = data, list(problems)
         self._records = {record.id: record for record in records}
+        self._found: dict[Config, Record] = {}  # a study asks for the same cells many times
 
     @classmethod
     def load(cls, folder: Path, data: Callable[[Config], Data]) -> Results:
@@ -214,19 +209,21 @@ class Results(Mapping[str, Record]):
 
     def add(self, record: Record) -> None:
         self._records[record.id] = record
+        self._found.clear()
 
     def of(self, cell: Cell) -> Record | None:
         """The record of a cell, if it was run with exactly these settings on exactly this data."""
+        if cell.config in self._found:
+            return self._found[cell.config]
         record = self._records.get(identity(cell.config, self.data(cell.config)))
         if record is None:
             return None
         mine = json.loads(json.dumps(cell.config.flat()))
-        same = all(
-            record.config[key] == mine[key]
-            for key in mine
-            if key in record.config and key not in FREE | BY_DIGEST
-        )
-        return record if same else None
+        checked = mine.keys() & record.config.keys() - FREE - BY_DIGEST
+        if any(record.config[key] != mine[key] for key in checked):
+            return None
+        self._found[cell.config] = record
+        return record
 
     def done(self, cells: Iterable[Cell]) -> bool:
         """True if all of these cells were run, including those that diverged or failed."""

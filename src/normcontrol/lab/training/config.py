@@ -170,21 +170,19 @@ class Config:
         return {key: value for part in parts for key, value in vars(part).items()}
 
     def with_(self, **changes: Any) -> Config:
-        """A copy with some fields changed, by name.
+        """A copy with some fields changed, by name. A list becomes a tuple.
 
         >>> Config().with_(lr=2e-3, layers=6).optim.lr
         0.002
         """
-        known = self.flat()
-        for key in changes:
-            if key not in known:
-                raise LabError(f"{key!r} is not a setting of a run. {nearest(key, known)}")
-        parts = {}
-        for f in dataclasses.fields(self):
-            part = getattr(self, f.name)
-            own = {g.name: changes[g.name] for g in dataclasses.fields(part) if g.name in changes}
-            parts[f.name] = replace(part, **own)
-        return Config(**parts)
+        by_part: dict[str, dict[str, Any]] = {}
+        for key, value in changes.items():
+            if key not in PART_OF:
+                raise LabError(f"{key!r} is not a setting of a run. {nearest(key, PART_OF)}")
+            own = by_part.setdefault(PART_OF[key], {})
+            own[key] = tuple(value) if isinstance(value, list) else value
+        parts = {part: replace(getattr(self, part), **own) for part, own in by_part.items()}
+        return replace(self, **parts)
 
     def save(self, path: Path) -> None:
         write_json(path, dataclasses.asdict(self))
@@ -200,12 +198,13 @@ class Config:
         stored = read_json(path)
         if not all(isinstance(part, dict) for part in stored.values()):
             raise LabError(f"{path} is not the config of a run. Restore it from a copy.")
-        flat = {
-            key: tuple(value) if isinstance(value, list) else value
-            for part in stored.values()
-            for key, value in part.items()
-        }
-        return cls().with_(**flat)
+        return cls().with_(
+            **{key: value for part in stored.values() for key, value in part.items()}
+        )
+
+
+PART_OF = {key: part for part, own in vars(Config()).items() for key in vars(own)}
+"""The section of each field of a config."""
 
 
 def check(config: Config) -> None:
