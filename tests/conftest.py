@@ -13,6 +13,17 @@ torch.set_num_threads(1)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
+@pytest.fixture(scope="session")
+def browser():
+    """The browser for all tests of pages, where there is one: it can be started once in a process."""
+    from browser import MISSING, start
+
+    if MISSING:
+        pytest.skip(f"needs {MISSING}, which is not installed")
+    with start() as started:
+        yield started
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small_sets_are_folded_too(request):
     """Tests of small sets are tests of large ones. Those of the laboratory compare runs in this

@@ -1,4 +1,4 @@
-"""Every implementation in the library is Algorithm 1: over 200 steps it agrees with
+"""Every implementation in the library is Algorithm 1: over 100 steps it agrees with
 ``reference.py``, which is written from the paper."""
 
 from functools import cache
@@ -6,20 +6,21 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config
 from reference import algorithm_1, shares
 from small import MATRICES, SmallModel, eta, loss_at, train, with_eta
 
 from normcontrol import AdamWN, NormControl, cosine, eta_times, linear, lr_times
 
-STEPS = 200
+STEPS = 100
 LR, BETAS = 3e-3, (0.9, 0.95)
 GROUPS = [MATRICES[:2], MATRICES[2:]]
-RATIO, RATE = linear(1.0, 2.0, steps=100), cosine(0.05, 0.01, steps=150)
+RATIO, RATE = linear(1.0, 2.0, steps=50), cosine(0.05, 0.01, steps=75)
 
 
 @cache
 def reference(**settings) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
-    """The weights after 200 steps, and the gradients of all steps."""
+    """The weights after all steps, and the gradients of all steps."""
     theta = {
         name: p.detach().numpy().copy() for name, p in SmallModel(torch.float64).named_parameters()
     }
@@ -50,11 +51,11 @@ def reference(**settings) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndar
 
 
 def paper_ratio(t: int) -> float:
-    return 1 + min(t / 100, 1)
+    return 1 + min(t / 50, 1)
 
 
 def paper_rate(t: int) -> float:
-    return 0.01 + 0.04 * (1 + np.cos(np.pi * min(t / 150, 1))) / 2
+    return 0.01 + 0.04 * (1 + np.cos(np.pi * min(t / 75, 1))) / 2
 
 
 def groups_of(model) -> list[dict]:
@@ -101,8 +102,8 @@ def test_line_13c_in_float64(path, scope, order):
 @pytest.mark.parametrize("path", PATHS)
 def test_line_13c_in_float32(path, scope):
     """The gradients are those of the reference, so that only the optimizer itself rounds. A step
-    rounds the weights about three times by up to 2^-24; 600 independent roundings add up to
-    sqrt(600) * 6e-8 = 1.5e-6 of the largest weight. Three times that is allowed."""
+    rounds the weights about three times by up to 2^-24; 300 independent roundings add up to
+    sqrt(300) * 6e-8 = 1e-6 of the largest weight. Three times that is allowed."""
     expected, gradients = reference(line="13.c", scope=scope, r=paper_ratio, k=paper_rate)
     model = SmallModel(torch.float32)
     opt = PATHS[path](groups_of(model), ratio=RATIO, rate=RATE, scope=scope)
@@ -112,7 +113,7 @@ def test_line_13c_in_float32(path, scope):
             p.grad = torch.from_numpy(g[name]).float()
         opt.step()
         scheduler.step()
-    assert_close(model, expected, 4.5e-6)
+    assert_close(model, expected, 3e-6)
 
 
 @pytest.mark.parametrize("order", ["after", "before"])
@@ -128,9 +129,10 @@ def test_lines_13a_and_13b_are_ratio_0_with_a_rate_tied_to_the_learning_rate(
     assert_close(model, expected, 1e-12)
 
 
+@torch._inductor.config.patch(compile_threads=1)  # no processes to compile in
 def test_a_compiled_step_is_algorithm_1():
     """Compiled, torch's Adam corrects its bias in float32 for weights of any dtype: each update of
-    about lr is off by up to 2^-24 of itself, and 200 of them by 200 * 3e-3 * 6e-8 = 4e-8."""
+    about lr is off by up to 2^-24 of itself, and 100 of them by 100 * 3e-3 * 6e-8 = 2e-8."""
     model = SmallModel(torch.float64)
     opt = AdamWN(
         groups_of(model), torch.tensor(LR, dtype=torch.float64), BETAS, ratio=RATIO, rate=RATE
@@ -139,7 +141,7 @@ def test_a_compiled_step_is_algorithm_1():
     torch._dynamo.reset()
     train(model, opt, range(1, STEPS + 1), scheduler, step=torch.compile(opt.step))
     expected, _ = reference(line="13.c", scope="global", r=paper_ratio, k=paper_rate)
-    assert_close(model, expected, 4e-8)
+    assert_close(model, expected, 2e-8)
 
 
 def test_the_reference_is_not_trivial():

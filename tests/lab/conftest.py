@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from fakes import blank_figures
 from fork_server import context
 
 from normcontrol.lab.data.corpus import source
@@ -57,6 +59,13 @@ def config(corpus: Path) -> Config:
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers of studies begin with torch imported, where that is not what is tested."""
     monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: context)
+
+
+@pytest.fixture
+def quick_figures() -> Iterator[None]:
+    """Figures without anything in them, where they are not what is tested."""
+    with blank_figures():
+        yield
 
 
 @pytest.fixture

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from matplotlib.figure import Figure
 
 from normcontrol.lab.report.page import Page, Run
 from normcontrol.lab.study.cells import Cell, Data, Study, identity
@@ -86,6 +89,17 @@ class FakeLedger:
 
     def cells(self, done: Results) -> list[Cell]:
         return list(self.study.cells(self.scale, done))
+
+
+@contextlib.contextmanager
+def blank_figures() -> Iterator[None]:
+    """Figures are written as files without anything in them: drawing one takes a second."""
+    savefig = Figure.savefig
+    Figure.savefig = lambda _, *given, **options: savefig(Figure(), *given, **options)
+    try:
+        yield
+    finally:
+        Figure.savefig = savefig
 
 
 def big(runs: int, points: int) -> Page:

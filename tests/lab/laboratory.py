@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
+from fakes import blank_figures
 
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.data import batches, prepare, tokenizer
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.report import figure_files, panels
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.training import checkpoint
 
@@ -184,24 +183,13 @@ def _records(out: Path) -> Any:
 
 
 def _challenge(lab: Path) -> Said:
-    with _no_drawing():
+    with blank_figures():
         return call("challenge", "--out", lab / "challenge", *flags(data=lab / "data", ramp=3))
 
 
-@contextlib.contextmanager
-def _no_drawing() -> Iterator[None]:
-    """Figures are files like others here, and drawing takes seconds."""
-    draw = panels.draw
-
-    def save(curves: Any, *paths: Path) -> None:
-        for path in paths:
-            figure_files.save(Figure(), path)
-
-    panels.draw = save
-    try:
-        yield
-    finally:
-        panels.draw = draw
+def _schedule(lab: Path) -> Said:
+    with blank_figures():
+        return call("schedule", "--out", lab / "schedule" / "schedule.png")
 
 
 def _challenged(lab: Path) -> Any:
@@ -228,7 +216,7 @@ SCENES = [
     Scene("challenge", _challenge, _challenged),
     Scene(
         "schedule",
-        lambda lab: call("schedule", "--out", lab / "schedule" / "schedule.png"),
+        _schedule,
         lambda lab: (lab / "schedule" / "schedule.png").exists(),
     ),
 ]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import MISSING, start
 
 from normcontrol import AdamWN, linear, predict
 from normcontrol.groups.classes import TensorClass
@@ -28,14 +27,6 @@ SETTINGS = {
     "rms": 0.03,
     "constant": 0.9,
 }
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if MISSING:
-        pytest.skip(f"needs {MISSING}, which is not installed")
-    with start() as started:
-        yield started
 
 
 @pytest.fixture

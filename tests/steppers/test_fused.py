@@ -10,6 +10,7 @@ from kernel_cases import (
     BETAS,
     CUDA,
     DEVICE,
+    FEW,
     LR,
     RAGGED,
     STEPS,
@@ -38,7 +39,7 @@ pytestmark = [pytest.mark.cuda] if CUDA else []
 @pytest.mark.parametrize("order", ["after", "before"])
 @pytest.mark.parametrize("scope", ["global", "tensor"])
 def test_ragged_tensors_follow_algorithm_1(scope, order, shift):
-    params = tensors(RAGGED if CUDA or not shift else RAGGED[::2], shift=shift)
+    params = tensors(RAGGED if CUDA or not shift else FEW, shift=shift)
     theta = {str(i): p.detach().double().cpu().numpy().copy() for i, p in enumerate(params)}
     sharing = [list(theta.values())] if scope == "global" else [[w] for w in theta.values()]
     algorithm_1(

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.cuda] if CUDA else []
 @here
 @pytest.mark.parametrize("order", ["after", "before"])
 def test_an_overflow_step_changes_nothing(order):
-    params = tensors([100, 3000])
+    params = tensors([100, 700])
     opt = kernels(params, order=order, ratio=1.5, rate=0.5)
     run(opt, params, range(1, 3))
     before = [p.detach().clone() for p in params], copy.deepcopy(opt.state_dict())
@@ -50,7 +50,7 @@ def test_an_overflow_step_changes_nothing(order):
     for i, state in opt.state_dict()["state"].items():
         assert all(torch.equal(value, before[1]["state"][i][key]) for key, value in state.items())
     assert opt.param_groups[0]["control"]["step"].item() == 2
-    twins = tensors([100, 3000])
+    twins = tensors([100, 700])
     other = kernels(twins, order=order, ratio=1.5, rate=0.5)
     run(other, twins, range(1, 5))
     run(opt, params, range(3, 5))
@@ -64,7 +64,7 @@ def bad_at_step_3(step):
 @here
 @pytest.mark.parametrize("order", ["after", "before"])
 def test_a_step_that_is_refused_or_whose_closure_raises_changes_nothing(order):
-    params = tensors([100, 3000])
+    params = tensors([100, 700])
     opt = kernels(params, order=order, ratio=1.5, rate=0.5)
     run(opt, params, range(1, 3))
     before = [p.detach().clone() for p in params]
@@ -197,7 +197,7 @@ def test_order_after_corrects_the_weights_only_if_its_guess_missed():
 def test_order_before_reads_the_weights_once_more_and_order_after_does_not(
     order, passes, monkeypatch
 ):
-    params = tensors([100, 3000])
+    params = tensors([100, 700])
     groups = [{"params": [p], "controlled": True} for p in params]
     opt = kernels(params, groups, order=order, scope="group")
     run(opt, params, range(1, 3))

@@ -135,13 +135,13 @@ def test_the_runs_are_kept_with_their_checkpoints(finished):
     assert model.config.width == 32
 
 
-def test_the_same_command_again_trains_nothing_again(finished, config, capsys):
+def test_the_same_command_again_trains_nothing_again(finished, config, capsys, quick_figures):
     before = (finished / "arms/adamwn/seed-1/timing.jsonl").read_bytes()
     assert main(command(config, finished, "--seeds", "2", "--arms", *ARMS)) == 0
     assert (finished / "arms/adamwn/seed-1/timing.jsonl").read_bytes() == before
 
 
-def test_arms_and_seeds_can_be_added_to_a_challenge(config, tmp_path, capsys):
+def test_arms_and_seeds_can_be_added_to_a_challenge(config, tmp_path, capsys, quick_figures):
     assert main(command(config, tmp_path / "out")) == 0
     before = (tmp_path / "out/arms/adamw/seed-0/timing.jsonl").read_bytes()
     more = ["--seeds", "2", "--arms", "adamwn", "adamc", "--checkpoint-every", "15"]
@@ -164,7 +164,7 @@ def test_a_study_in_the_same_folder_is_refused(finished, study, capsys):
     assert "A challenge is run by a command of its own" in capsys.readouterr().err
 
 
-def test_ctrl_c_saves_and_the_same_command_continues(config, tmp_path, capsys):
+def test_ctrl_c_saves_and_the_same_command_continues(config, tmp_path, capsys, quick_figures):
     out, longer = tmp_path / "out", flags(config.with_(steps=120, eval_every=120))
     asked = ["challenge", "--out", str(out), *longer, "--device", "cpu"]
     process = Python("-m", "normcontrol.lab", *asked)
@@ -210,7 +210,9 @@ def test_what_cannot_be_run_is_refused_before_anything_is_run(config, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_fails_is_an_error_and_is_tried_again(config, tmp_path, capsys, monkeypatch):
+def test_a_run_that_fails_is_an_error_and_is_tried_again(
+    config, tmp_path, capsys, monkeypatch, quick_figures
+):
     def full(*args, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
