@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
 demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and AdamWN at a gain of 0.8
-	OMP_WAIT_POLICY=passive $(BIN)/normcontrol challenge --preset tiny --arms adamwn adamwn:gain=0.8 --out runs/demo
+	OMP_WAIT_POLICY=passive $(BIN)/normcontrol challenge --preset tiny --steps 400 --arms adamwn adamwn:gain=0.8 --out runs/demo
 
 quickstart: $(READY)  ## train a small network with AdamW and with AdamWN, and show both norms
 	$(BIN)/python examples/quickstart.py
@@ -82,11 +82,14 @@ gpu-test:  ## the tests that need CUDA, with the Python that has it
 	PYTHONPATH=src $(PYTHON) -m pytest -m cuda $$(grep -rl --include='test_*.py' 'mark\.cuda' tests)
 
 # torch first: the pinned CPU build satisfies every later requirement, so that pip never fetches the CUDA one.
+# pip would compile 20,000 modules one after the other; compileall does so on all cores. Some are templates, and cannot be.
+INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target $(VENV)/timm timm torchvision  # tests/integrations/with_timm.py says why
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --no-deps --upgrade --target $(VENV)/timm timm torchvision  # tests/integrations/with_timm.py says why
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	touch $(READY)
 
 clean:
