@@ -99,6 +99,19 @@ def test_the_progress_of_runs_on_a_terminal(width):
     check(shown.getvalue(), width, CELLS * len(NAMES))
 
 
+def test_runs_that_were_done_before_leave_no_empty_lines_on_the_terminal():
+    from rich.console import Console
+
+    for trained in (["AdamWN"], []):
+        screen = io.StringIO()
+        with Board(Console(file=screen, width=140, force_terminal=True)) as board:
+            board.plan("AdamW", "AdamWN")
+            for name in trained:
+                board.show(name, status())
+        last = screen.getvalue().rpartition("\x1b[2K")[2]  # what is there after lines were erased
+        assert re.findall("AdamWN?", last) == trained
+
+
 def test_the_progress_of_runs_in_a_pipe(monkeypatch):
     from rich.console import Console
 

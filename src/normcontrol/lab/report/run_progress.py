@@ -43,7 +43,9 @@ class Board:
 
     def __exit__(self, *_: object) -> None:
         if self.live:
-            self.live.update(self.table(), refresh=True)
+            # Runs that were planned and not trained, such as those done before, are not left there.
+            self.runs = {name: run for name, run in self.runs.items() if run[0] is not None}
+            self.live.update(self.table() if self.runs else "", refresh=True)
             self.live.stop()
 
     def plan(self, *names: str) -> None:
