@@ -164,6 +164,7 @@ def test_the_example_keeps_the_norm_and_resumes(tmp_path, monkeypatch, capsys):
     assert last_lines("--resume") == [ours]
 
 
+@pytest.mark.slow
 def test_the_example_that_is_stopped_ends_in_the_weights_of_the_one_that_is_not(
     tmp_path, monkeypatch, capsys
 ):
