@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from normcontrol.integrations.huggingface import adamwn, log_norms
 
 
-def make_model() -> LlamaForCausalLM:
+def make_model(**more) -> LlamaForCausalLM:
     """A Llama with one small layer, with the same weights at every call."""
     torch.manual_seed(0)
     sizes = {
@@ -26,7 +26,7 @@ def make_model() -> LlamaForCausalLM:
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
     }
-    return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=16))
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, "max_position_embeddings": 16, **more}))
 
 
 def batches(rows: int = 64) -> list[dict[str, torch.Tensor]]:
@@ -43,18 +43,17 @@ def arguments(out, **more) -> TrainingArguments:
         "max_steps": 8,
         "save_steps": 4,
         "logging_steps": 2,
+        "per_device_train_batch_size": 4,
         "report_to": "none",
         **more,
     }
-    return TrainingArguments(
-        str(out), per_device_train_batch_size=4, use_cpu=True, disable_tqdm=True, seed=3, **chosen
-    )
+    return TrainingArguments(str(out), use_cpu=True, disable_tqdm=True, seed=3, **chosen)
 
 
-def trainer(out, model=None, settings=None, **more) -> Trainer:
+def trainer(out, model=None, settings=None, kind=Trainer, **more) -> Trainer:
     """A Trainer with AdamWN and ``log_norms``."""
     model, args = model or make_model(), arguments(out, **more)
-    made = Trainer(
+    made = kind(
         model,
         args,
         train_dataset=batches(),

@@ -1,6 +1,7 @@
 """Schedules: their values, their plots, their checks, and how a norm follows them."""
 
 import math
+import sys
 import warnings
 
 import matplotlib
@@ -104,6 +105,12 @@ def test_a_schedule_can_be_plotted_before_training(schedule):
     assert schedule.plot(100, ax=axes) is axes
     assert len(axes.lines) == 2
     matplotlib.pyplot.close("all")
+
+
+def test_a_plot_without_matplotlib_is_an_error_with_advice(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ModuleNotFoundError, match=r"plot needs matplotlib.*'normcontrol\[plot\]'"):
+        linear(1.0, 2.0, steps=10).plot(20)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,35 @@ def test_round_trip_of_rates_that_follow_the_learning_rate(example):
         example(1)
 
 
+@pytest.mark.parametrize("example", SCHEDULES, ids=repr)
+def test_a_schedule_may_be_given_as_text(example):
+    """As YAML and command lines give it."""
+    opt = AdamWN(SmallModel().parameters(), ratio=f" {example!r}", rate="0.5")
+    assert opt.param_groups[0]["control"]["ratio"] == example
+    assert opt.param_groups[0]["control"]["rate"] == 0.5
+    opt.param_groups[0]["control"]["ratio"] = "linear(1, 3, steps=7)"
+    opt.step()
+    assert opt.param_groups[0]["control"]["ratio"] == linear(1, 3, steps=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "lineal(1, 2, steps=3)",
+            "ratio='lineal.*: there is no schedule 'lineal'; there are constant",
+        ),
+        ("linear(1, 2, step=3)", "cannot be read as a schedule: .*'step'.*such as linear"),
+        ("linear(1, 2, steps=print())", "cannot be read as a schedule: malformed.*plain numbers"),
+        ("linear(1, 2", "cannot be read as a schedule: .*never closed"),
+        ("linear", "ratio='linear' is no number: give a number, a schedule"),
+    ],
+)
+def test_text_that_is_no_schedule_is_refused(text, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        AdamWN(SmallModel().parameters(), ratio=text)
+
+
 def test_numbers_stay_numbers():
     assert to_text(0.25) == 0.25
     assert from_text(0.25) == 0.25

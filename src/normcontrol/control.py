@@ -251,7 +251,7 @@ class NormControl(Wrapper):
 
     def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
-        state_dict, step = restored_state(state_dict, self.param_groups)
+        state_dict, step = restored_state(state_dict, self.optimizer)
         step = step.detach().to(self.clock.step, copy=True)
         before = self.param_groups
         super().unpack(state_dict)
@@ -339,9 +339,7 @@ class NormControl(Wrapper):
                 self._adopt(index)
             seen = changes.take_over_edits(self.optimizer, self._layout, self._seen, self._fresh)
             before = None if self._fresh else self._layout
-            changes.carry_over_references(
-                self.param_groups, before, self.sets, self._find_sharing()
-            )
+            changes.carry_over_references(self.optimizer, before, self.sets, self._find_sharing())
             self._build(seen)
 
     @not_compiled

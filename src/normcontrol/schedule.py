@@ -52,8 +52,12 @@ class Schedule:
 
     def plot(self, steps: int, ax: Axes | None = None, **style: Any) -> Axes:
         """Plot the schedule from step 0 to ``steps`` with matplotlib, and return the axes."""
-        import matplotlib.pyplot as plt
-
+        try:
+            import matplotlib.pyplot as plt
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError(
+                "plot needs matplotlib, which is not installed: pip install 'normcontrol[plot]'."
+            ) from None
         axes = ax if ax is not None else plt.subplots(figsize=(5, 3))[1]
         grid = sorted({round(i * steps / 400) for i in range(401)})
         style.setdefault("label", repr(self))

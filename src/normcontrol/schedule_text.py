@@ -1,4 +1,5 @@
-"""Schedules as text: how a checkpoint stores a schedule, and how it is read back.
+"""Schedules as text: how a checkpoint stores a schedule, and how it is read back. Configuration
+files and command lines give a schedule in the same form.
 
 The text is the call that constructs the schedule, such as ``linear(start=1.0, end=2.0,
 steps=2500)``. It is parsed, never executed. This file knows the registry of schedules and nothing
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from normcontrol.schedule import SCHEDULES, Schedule, custom
+from normcontrol.schedule import SCHEDULES, Schedule, as_schedule, custom
 
 
 def to_text(value: Any) -> Any:
@@ -79,3 +80,26 @@ def from_text(text: Any, current: Any = None) -> Any:
     positional = [ast.literal_eval(argument) for argument in call.args]
     named = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
     return SCHEDULES[call.func.id](*positional, **named)
+
+
+def given_schedule(given: Any, name: str) -> float | Schedule:
+    """Return what :func:`normcontrol.schedule.as_schedule` returns, also for a schedule as text.
+
+    >>> given_schedule("linear(1, 2, steps=2500)", "ratio")
+    linear(start=1, end=2, steps=2500)
+    """
+    text = given.strip() if isinstance(given, str) else ""
+    if "(" not in text:
+        return as_schedule(given, name)
+    kind = text.partition("(")[0]
+    if kind not in SCHEDULES:
+        raise ValueError(
+            f"{name}={given!r}: there is no schedule {kind!r}; there are {', '.join(SCHEDULES)}."
+        )
+    try:
+        return from_text(text)
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise ValueError(
+            f"{name}={given!r} cannot be read as a schedule: {error}. Write the call as in Python, "
+            "with plain numbers, such as linear(1.0, 2.0, steps=2500)."
+        ) from None

@@ -88,6 +88,30 @@ def test_a_resized_tensor_has_the_rms_of_its_new_size():
     assert p.detach().square().mean().sqrt().item() == pytest.approx(0.5, rel=1e-6)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_moments_of_the_old_shape_are_refused_with_advice_that_works(fused):
+    """torch's fused kernels would read and write past the end of the moments."""
+    p = weights(6, 4)
+    opt = AdamWN([p], ratio=1.0, rate=1.0, fused=fused)
+    step(opt)
+    p.data = torch.cat([p.data, p.data[:2]])
+    before = p.detach().clone()
+    with pytest.raises(
+        ValueError, match=r"shape \(8, 4\), but its gradient .*\(6, 4\). Call zero_g"
+    ):
+        opt.step()
+    with pytest.raises(
+        ValueError,
+        match=r"shape \(8, 4\), but its moments \(exp_avg\) .*\(6, 4\). Drop them, opt.state",
+    ):
+        step(opt)
+    assert torch.equal(p, before)
+    opt.state.pop(p)
+    step(opt)
+    assert total_norm([p]) == pytest.approx(total_norm([before]), rel=1e-6)
+    assert opt.state[p]["exp_avg"].shape == (8, 4)
+
+
 def test_the_other_tensors_keep_their_references():
     a, b, c = weights(3, 3), weights(4, 4, seed=1), weights(5, 5, seed=2)
     opt = controlled(a, b, c)

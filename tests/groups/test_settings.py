@@ -208,6 +208,23 @@ def test_a_state_in_which_other_tensors_were_controlled_is_refused():
     )
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_state_with_moments_of_another_shape_is_refused(fused):
+    """torch's fused kernels would read and write past the end of the moments."""
+    models = torch.nn.Linear(4, 6), torch.nn.Linear(4, 9)
+    small, large = (AdamWN(m.parameters(), ratio=1.0, fused=fused) for m in models)
+    models[0](torch.ones(2, 4)).sum().backward()
+    small.step()
+    sentence = (
+        r"shape \(9, 4\), but its moments \(exp_avg\) the shape \(6, 4\).*Load the state first"
+    )
+    assert_refused(large, small.state_dict(), sentence)
+    adamw = torch.optim.AdamW(models[0].parameters())
+    adamw.step()
+    with pytest.warns(UserWarning, match="has no reference norms"):
+        assert_refused(large, adamw.state_dict(), sentence)
+
+
 def test_after_loading_a_state_without_reference_norms_the_current_norm_is_the_reference():
     """Fine-tuning from a checkpoint of AdamW: its moments are used, its decay is not."""
     model = SmallModel()

@@ -16,17 +16,6 @@ from normcontrol.watch.trackers import controller, values
 CPU = {"ACCELERATE_USE_CPU": "true", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
 
 
-def use_fsdp_on_cpus(plugin) -> None:
-    """Accelerate offers FSDP on accelerators only. Its code runs on CPUs too, if its state is
-    changed like this."""
-    from accelerate import DistributedType
-    from accelerate.state import AcceleratorState, PartialState
-
-    AcceleratorState._shared_state["fsdp_plugin"] = plugin
-    for state in (AcceleratorState, PartialState):
-        state._shared_state["distributed_type"] = DistributedType.FSDP
-
-
 def accelerated(kind: str, folder: str, resume: bool) -> list[float]:
     """Train six steps with Accelerate and save after three, or resume from that checkpoint. Returns
     the norm after each step."""
@@ -37,6 +26,8 @@ def accelerated(kind: str, folder: str, resume: bool) -> list[float]:
         cpu=True, gradient_accumulation_steps=2, step_scheduler_with_optimizer=False
     )
     if kind == "fsdp":
+        from fsdp_on_cpus import use_fsdp_on_cpus
+
         use_fsdp_on_cpus(
             FullyShardedDataParallelPlugin(fsdp_version=2, cpu_ram_efficient_loading=False)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import warnings
@@ -161,6 +162,22 @@ def test_the_example_keeps_the_norm_and_resumes(tmp_path, monkeypatch, capsys):
     ours, adamw = last_lines()
     assert adamw.startswith("AdamW: the norm went from")
     assert last_lines("--resume") == [ours]
+
+
+@pytest.mark.slow
+def test_the_example_that_is_stopped_ends_in_the_weights_of_the_one_that_is_not(
+    tmp_path, monkeypatch, capsys
+):
+    given = ["example", "--steps", "6", "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr("sys.argv", given)
+    runpy.run_path(str(ROOT / "examples/finetune_trainer.py"), run_name="__main__")
+    found = json.loads((tmp_path / "found.json").read_text())
+    before, ours, adamw = (found[name] for name in ("before", "AdamWN", "AdamW"))
+    assert abs(ours["norm"] - before["norm"]) < abs(adamw["norm"] - before["norm"])
+    for tuned in (ours, adamw):
+        assert tuned["largest difference"] == 0
+        assert tuned["resumed loss"] == tuned["loss"] < before["loss"]
+    assert "AdamWN" in capsys.readouterr().out
 
 
 def trained_on_two(out: str, resume: bool) -> list[float]:

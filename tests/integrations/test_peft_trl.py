@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from small import total_norm
 
 pytest.importorskip("transformers")
@@ -20,6 +21,7 @@ from small_llama import (
 )
 from transformers import Trainer
 
+from normcontrol import AdamWN
 from normcontrol.integrations.huggingface import adamwn, log_norms
 from normcontrol.watch.trackers import values
 
@@ -60,6 +62,35 @@ def test_tensors_of_zeros_without_names_are_refused_with_advice(tmp_path):
         match=r"2 of the 4 tensors to be controlled are zero at the start.*adamwn\(args, model\)",
     ):
         made.train()
+
+
+def adapter_steps(**settings) -> tuple[AdamWN, dict[str, torch.Tensor]]:
+    """Train a model with adapters in a loop of its own. Returns the optimizer, and B by name."""
+    model = lora()
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    opt = AdamWN(named.items(), lr=1e-3, rate=0.5, **settings)
+    rows = torch.stack([b["input_ids"] for b in batches(8)])
+    for _ in range(8):
+        opt.zero_grad()
+        model(input_ids=rows, labels=rows).loss.backward()
+        opt.step()
+    return opt, {name: p for name, p in named.items() if "lora_B" in name}
+
+
+def test_a_tensor_of_zeros_is_controlled_as_the_page_says():
+    opt, factors = adapter_steps(ratio=1.0)
+    for name, p in factors.items():
+        assert p.any()
+        assert next(line for line in opt.report().splitlines() if name in line).split()[-1] == "-"
+    with pytest.raises(
+        ValueError, match=r"lora_B.default.weight has an initial norm of zero.*absolute"
+    ):
+        adapter_steps(ratio=1.0, scope="tensor")
+    _, pulled = adapter_steps(gain=0.8, scope="tensor")
+    _, bounded = adapter_steps(gain=0.8, scope="tensor", law="upper")
+    for name, p in pulled.items():
+        assert total_norm([p]) == pytest.approx(0.8 * 4, rel=0.05)
+        assert 0 < total_norm([bounded[name]]) < 0.1
 
 
 @pytest.mark.slow

@@ -285,6 +285,20 @@ def test_tensors_that_the_kernels_cannot_handle_go_to_torch_and_the_report_says_
 
 
 @here
+def test_moments_of_another_shape_do_not_reach_the_kernels():
+    """They would read past the end: rows have the same strides in both."""
+    p = nn.Parameter(torch.ones(6, 4, device=DEVICE))
+    opt = AdamWN([p], fused=True)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    opt.state[p]["exp_avg"] = torch.zeros(3, 4, device=DEVICE)
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=r"shape \(6, 4\), but its moments \(exp_avg\) .*\(3, 4\)"):
+        opt.step()
+    assert torch.equal(p, before)
+
+
+@here
 def test_parameters_that_share_memory_go_to_torch():
     """One kernel steps all tensors at once: two that are the same would be stepped once."""
     p = tensors([100])[0]

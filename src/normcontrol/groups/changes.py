@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.build import check_members, measure_references, reference_norms
 from normcontrol.groups.members import CONTROL, Members, members_of
+from normcontrol.groups.moments import check_moments
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import FIXED, STATE_NAMES, Group, Settings, setting_names
 from normcontrol.groups.state import ControlState, change_settings, settings_of, state_of
@@ -108,12 +109,14 @@ def new_groups(groups: Sequence[Group]) -> list[int]:
 
 @torch.no_grad()
 def carry_over_references(
-    groups: list[Group], before: Layout | None, sets: Sequence[WeightSet], sharing: Sharing
+    optimizer: Optimizer, before: Layout | None, sets: Sequence[WeightSet], sharing: Sharing
 ) -> None:
     """Give every group the reference norms of the tensors that it has now.
 
     ``before`` is None if no step was made yet: then there is nothing to carry over.
     """
+    groups = optimizer.param_groups
+    check_moments(optimizer)
     if before is None:
         measure_references(groups, sharing)
         return

@@ -20,7 +20,8 @@ from normcontrol.groups.outputs import as_axes
 from normcontrol.law import as_law, law_of
 from normcontrol.mechanisms.size import SPECTRAL, Statistic, as_size
 from normcontrol.mechanisms.start import EVERY_STEP, check_start
-from normcontrol.schedule import as_schedule, check_range, linear
+from normcontrol.schedule import check_range, linear
+from normcontrol.schedule_text import given_schedule
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS
 from normcontrol.weights.rounding import DROPPED_BITS
@@ -86,13 +87,13 @@ def normalise(given: Settings) -> dict[str, Any]:
             f"{' and '.join(targets)} were both given, but weights have one target: give one of "
             "them."
         )
-    settings = {name: as_schedule(value, name) for name, value in targets.items()}
+    settings = {name: given_schedule(value, name) for name, value in targets.items()}
     for name in DEFAULTS:
         if name not in given:
             continue
         value = given[name]
         if name == "rate" or (name in STEP_LENGTHS and value is not None):
-            value = as_schedule(value, name)
+            value = given_schedule(value, name)
         elif name == "scope":
             value = parse_scope(value).name
         elif name == "outputs":

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol.groups.members import CONTROL, controlled_params
+from normcontrol.groups.moments import check_saved_moments
 from normcontrol.groups.settings import (
     DEFAULTS,
     STATE_NAMES,
@@ -191,12 +192,13 @@ def saved(group: Group) -> Group:
     return {**group, CONTROL: control}
 
 
-def restored_state(packed: dict[str, Any], live: list[Group]) -> tuple[dict[str, Any], Tensor]:
+def restored_state(packed: dict[str, Any], optimizer: Optimizer) -> tuple[dict[str, Any], Tensor]:
     """Return a saved state with the settings of its groups read back, and the steps made.
 
     A state that was saved without norm control is adapted, with a warning.
     """
-    groups, step = restored_groups(groups_of(packed), live)
+    groups, step = restored_groups(groups_of(packed), optimizer.param_groups)
+    check_saved_moments(packed.get("state", {}), groups, optimizer)
     return with_groups(packed, groups), step
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from normcontrol.distributed.ranks import local_tensors
 from normcontrol.distributed.sharing import Sharing
+from normcontrol.groups.moments import check_moments
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.groups.state import state_of
@@ -138,6 +139,7 @@ class Plan:
             raise Unfit(f"{used}= needs the weights before the step")
         planned = [s for s in sets if s.scope.axes is None and "size" not in s.mechanisms]
         slots = {p: i for i, p in enumerate(p for s in planned for p in s.params)}
+        check_moments(adam)
         self.adam, self.state = adam, adam.state
         self.buckets: list[Bucket] = []
         for group in adam.param_groups:

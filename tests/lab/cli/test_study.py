@@ -38,6 +38,10 @@ def test_the_commands_verdict_and_report(config, tmp_path, capsys):
     assert f"The page is {out}/index.html." in capsys.readouterr().out
     assert main(["verdict", str(tmp_path / "nowhere")]) == 1
     assert "contains no study: there is no study.json in it" in capsys.readouterr().err
+    (tmp_path / "nowhere").mkdir()
+    config.save(tmp_path / "nowhere" / "config.json")
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    assert "nowhere is a single run, and a verdict or a page is about" in capsys.readouterr().err
 
 
 def test_study_and_verdict_need_few_packages(study, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from normcontrol.lab.cli.main import main
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.loop import train
@@ -21,4 +23,32 @@ def test_a_run_ends_with_its_final_validation_loss(config, corpus, tmp_path, cap
         f"Done: {tmp_path / 'run'}, with a validation loss of {last['val_loss']:.4f} and a "
         f"validation loss on data of {last['val_loss_data']:.4f}. Text from it with:\n"
         f"  normcontrol sample {tmp_path / 'run'}\n"
+    )
+
+
+def test_a_resumed_run_says_after_which_step_it_continues(config, tmp_path, capsys):
+    run = tmp_path / "run"
+    stopping = config.with_(steps=6, checkpoint_every=4)
+
+    def stop(status):
+        if status.step == 5:
+            raise KeyboardInterrupt  # between two checkpoints, as a kill would
+
+    with pytest.raises(KeyboardInterrupt):
+        train(stopping, run, display=stop)
+    assert main(["train", "--resume", str(run)]) == 0
+    assert capsys.readouterr().out.startswith(f"{run} continues after step 4 of 6.\n")
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_says_that_it_starts_again(
+    config, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    train(config.with_(steps=4), run)
+    for path in (run / "checkpoints").iterdir():
+        path.unlink()
+    assert main(["train", "--resume", str(run)]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"{run} has no checkpoint: it was stopped before the first one, and starts again. "
+        "--checkpoint-every N writes more of them.\n"
     )

@@ -51,6 +51,8 @@ def run(args: Sequence[str]) -> int:
     check_used(flags.config, given(args))
     method = flags.config.optim.optimizer
     out = flags.resume or flags.out or free_name(Path("runs"), f"{flags.preset}-{method}")
+    if flags.resume:
+        say_where(out, flags.config.run.steps)
     try:
         with Board() as board:
             finished = train(
@@ -66,6 +68,21 @@ def run(args: Sequence[str]) -> int:
         return 130
     say(f"Done: {out}, with {final(read(out))}. Text from it with:\n  normcontrol sample {out}")
     return 0
+
+
+def say_where(run: Path, steps: int) -> None:
+    """Print where a run is continued, if it is not finished."""
+    from normcontrol.lab.training.checkpoint import latest, step_of
+    from normcontrol.lab.training.run_folder import CHECKPOINTS
+
+    newest = latest(run / CHECKPOINTS)
+    if newest is None:
+        say(
+            f"{run} has no checkpoint: it was stopped before the first one, and starts again. "
+            "--checkpoint-every N writes more of them."
+        )
+    elif step_of(newest) < steps:
+        say(f"{run} continues after step {step_of(newest)} of {steps}.")
 
 
 def final(lines: Sequence[Mapping[str, Any]]) -> str:

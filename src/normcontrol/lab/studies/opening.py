@@ -18,7 +18,7 @@ from normcontrol.lab.studies import STUDIES, challenge
 from normcontrol.lab.study.cells import Data, Study
 from normcontrol.lab.study.ledger import STUDY, Ledger
 from normcontrol.lab.study.scales import SCALES
-from normcontrol.lab.training.run_folder import FREE
+from normcontrol.lab.training.run_folder import CONFIG, FREE
 
 
 def load(name: str, settings: Mapping[str, Any] | None = None) -> Study:
@@ -73,6 +73,11 @@ def _from_file(name: str) -> Study:
 def open_folder(out: Path) -> Ledger:
     """The study in a folder, to read. Its data need not be on this machine."""
     if not (out / STUDY).exists():
+        if (out / CONFIG).exists():
+            raise LabError(
+                f"{out} is a single run, and a verdict or a page is about several. `normcontrol "
+                "challenge` compares methods and ends with both."
+            )
         raise LabError(
             f"{out} contains no study: there is no {STUDY} in it. Run one with `normcontrol study "
             f"NAME --out {out}`."

@@ -109,3 +109,8 @@ def latest(folder: Path) -> Path | None:
     """The newest finished checkpoint."""
     paths = found(folder)
     return paths[-1] if paths else None
+
+
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint was written, by its name."""
+    return int(path.name.split("-")[1])
