@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
 from normcontrol import AdamWN, NormControl, linear
-from normcontrol.steppers import fused, tables
+from normcontrol.steppers import tables
 
 RATIO = linear(1.0, 2.0, steps=2500)
 Shapes = list[tuple[int, ...]]
@@ -308,8 +308,7 @@ def tune() -> None:
     ]:
         if block * blocks > 32768 or block // (32 * warps) > 16:
             continue
-        fused.BLOCK = tables.BLOCK = block
-        tables.WARPS, tables.BLOCKS_A_CHUNK = warps, blocks
+        tables.BLOCK, tables.WARPS, tables.BLOCKS_A_CHUNK = block, warps, blocks
         steps = {order: trained(ours(order=order), case, grads) for order in ("before", "after")}
         got = {name: statistics.median(t) for name, t in interleaved(steps, 7, 10).items()}
         print(

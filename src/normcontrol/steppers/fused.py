@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from normcontrol.distributed.ranks import local_tensors
@@ -24,12 +24,13 @@ from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.groups.state import state_of
-from normcontrol.steppers import kernels
+from normcontrol.law import proportional
+from normcontrol.steppers import kernels, pass_kernels
+from normcontrol.steppers.passes import DTYPES, Parts, is_dense, norms_into
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
-from normcontrol.steppers.tables import BLOCK, SUPPORTED, Bucket
+from normcontrol.steppers.tables import Bucket
 from normcontrol.weights.memory import overlaps
 
-DTYPES = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in SUPPORTED}
 LOW_PRECISION_TOLERANCE = 2.0**-14
 """The tolerance of a guess for bf16 and fp16 weights."""
 
@@ -43,6 +44,8 @@ class Slots(NamedTuple):
 
     mine: slice
     buckets: list[Bucket]
+    apply_law: Any
+    """What applies the law of the set on the device; None if a kernel cannot."""
 
 
 class FusedStepper(PlainStepper):
@@ -98,8 +101,9 @@ class FusedStepper(PlainStepper):
     def measure(self, s: WeightSet) -> Tensor:
         if self.plan is None or s not in self.plan.slots or s.shards is not None:
             return super().measure(s)
+        s.law_on_device = self.plan.slots[s].apply_law
         s.parts = self.plan.norms_of(s)
-        return torch.linalg.vector_norm(s.parts) if s.scope.joint else s.parts
+        return s.join(s.parts)
 
     def multiply_(self, s: WeightSet, scale: Tensor) -> None:
         if self.plan is None or s not in self.plan.slots or s.shards is not None:
@@ -151,17 +155,8 @@ class Plan:
         if overlaps(self.params):
             raise Unfit("two parameters share memory")
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
-        self.on_device: Any = torch.no_grad()
-        if device.type == "cuda":
-            self.on_device = torch.cuda.device(device)
-        self.norms = torch.zeros(len(slots), dtype=torch.float64, device=device)
-        self.factors = torch.ones(len(slots), device=device)
-        """What the next pass multiplies by."""
-        self.lasts = torch.ones_like(self.norms)
-        """The last scales, from which the next factors are guessed."""
-        self.corrections = torch.ones_like(self.factors)
-        self.needed = torch.zeros((), dtype=torch.int32, device=device)
-        """Whether any guess of the last step had to be corrected."""
+        self.parts = Parts(len(slots), device)
+        self.needed = self.parts.needed
         self.found_inf: Tensor | None = None
         groups = adam.param_groups
         self.group_ids = list(map(id, groups))
@@ -179,7 +174,9 @@ class Plan:
                 for b in mine:
                     b.multiplies = True
                 first = slots[s.params[0]]
-                self.slots[s] = Slots(slice(first, first + len(s.params)), mine)
+                known = s.law is proportional and s.shards is None
+                law = partial(self.apply_law, s) if known else None
+                self.slots[s] = Slots(slice(first, first + len(s.params)), mine, law)
 
     def _add_buckets(self, group: dict[str, Any], slots: dict[Tensor, int]) -> None:
         """Sort the tensors of a group into buckets."""
@@ -194,7 +191,7 @@ class Plan:
             tensors = local_tensors(mine)
             if grad.dtype not in DTYPES or moment.dtype not in DTYPES:
                 raise Unfit(f"a gradient is {grad.dtype} or its moments are {moment.dtype}")
-            if not _is_dense(tensors[0]) or any(t.stride() != tensors[0].stride() for t in tensors):
+            if not is_dense(tensors[0]) or any(t.stride() != tensors[0].stride() for t in tensors):
                 raise Unfit(
                     "a parameter, its gradient and its moments have different memory layouts"
                 )
@@ -230,7 +227,7 @@ class Plan:
     def step(self, clock: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
         """Make an Adam step of all tensors; ``factor`` multiplies the gradients."""
         self.found_inf = found_inf
-        with self.on_device:
+        with self.parts.on_device:
             for b in self.buckets:
                 self._launch(b, clock, factor, found_inf)
         torch.autograd.graph.increment_version(self.params)
@@ -252,99 +249,84 @@ class Plan:
             HAS_INF=found_inf is not None, BLOCK=128,
         )  # fmt: skip
         b.launch(
-            kernels.adam, len(b.chunks),
+            kernels.adam, b.programs,
             (
                 b.ps, b.gs, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias,
-                lr.to(b.device) if isinstance(lr, Tensor) else lr, self.factors, b.partials,
+                lr.to(b.device) if isinstance(lr, Tensor) else lr, self.parts.factors, b.partials,
                 b.bias if factor is None else factor, skip, clock,
             ),
             ONE_MINUS_BETA1=1 - beta1, ONE_MINUS_BETA2=1 - beta2, EPS=group["eps"],
             AMSGRAD=bool(group["amsgrad"]), MAXIMIZE=bool(group["maximize"]), BEFORE=before,
             AFTER=after, HAS_INF=found_inf is not None,
             HAS_FACTOR=factor is not None, LR_AT=isinstance(lr, Tensor), DROPPED=b.dropped,
-            P=DTYPES[b.params[0].dtype], G=DTYPES[b.grads[0].dtype],
-            S=DTYPES[b.exp_avgs[0].dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk,
+            P=DTYPES[b.dtype], G=DTYPES[b.grad_dtype], S=DTYPES[b.state_dtype],
+            ALIGNED=b.aligned, BLOCK=b.block, CHUNK=b.chunk,
         )  # fmt: skip
         if after:
             b.launch(
-                kernels.finish_norms, n,
-                (b.partials, b.firsts, b.slot_table, self.norms, self.factors, skip),
+                pass_kernels.finish_norms, n,
+                (
+                    b.partials, b.firsts, b.slot_table, self.parts.norms, self.parts.factors, skip,
+                ),
                 AFTER=True, HAS_INF=found_inf is not None, BLOCK=1024,
             )  # fmt: skip
 
     def norms_of(self, s: WeightSet) -> Tensor:
         """Return the norms of a set: from the Adam pass of this step, or measured before it."""
-        mine, buckets = self.slots[s]
-        for b in buckets if s.settings["order"] == "before" else ():
-            self._norms(b, b.ps, b.params[0].dtype, b.slot_table, self.norms)
-        return self.norms[mine]
+        mine, buckets, _ = self.slots[s]
+        if s.settings["order"] == "before":
+            with self.parts.on_device:
+                for b in buckets:
+                    self.parts.measure(b)
+        return self.parts.norms[mine]
+
+    def apply_law(self, s: WeightSet, target: Any, rate: Any, skip: Tensor | None) -> Tensor:
+        """Choose the factors of a set by the law, from its norms; return the scale."""
+        return self._settle(s, None, (target, rate), skip)
 
     def multiply_(self, s: WeightSet, scale: Tensor, clock: Tensor) -> None:
         """Multiply a set: in the Adam pass that follows, or by correcting the guess of the last."""
-        mine, buckets = self.slots[s]
-        if s.settings["order"] == "before":
-            self.factors[mine].copy_(scale)
-            return
-        tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE
-        skip = self.factors if self.found_inf is None else self.found_inf
-        with self.on_device:
-            buckets[0].launch(
-                kernels.settle, 1,
-                (
-                    scale, self.factors, self.lasts, self.corrections, self.needed, tolerance,
-                    skip, mine.start, len(s.params),
-                ),
-                STRIDE=scale.dim(), HAS_INF=self.found_inf is not None, BLOCK=1024,
-            )  # fmt: skip
-            for b in buckets:
-                b.launch(
-                    kernels.scale, min(len(b.chunks), 2048),
-                    (
-                        b.ps, b.numels, b.slot_table, b.chunks, self.corrections, self.needed,
-                        clock, len(b.chunks),
-                    ),
-                    DROPPED=b.dropped, P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned,
-                    BLOCK=BLOCK, CHUNK=b.chunk,
-                )  # fmt: skip
+        buckets = self.slots[s].buckets
+        if s.law_on_device is None:
+            self._settle(s, scale, (None, None), self.found_inf)
+        if s.settings["order"] == "after":
+            with self.parts.on_device:
+                for b in reversed(buckets):
+                    self.parts.multiply_(b, clock)
+
+    def _settle(
+        self, s: WeightSet, scale: Tensor | None, goal: tuple[Any, Any], skip: Tensor | None
+    ) -> Tensor:
+        mine, buckets, _ = self.slots[s]
+        tolerance, into = None, self.parts.factors
+        if s.settings["order"] == "after":
+            tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE
+            into = self.parts.corrections
+        with self.parts.on_device:
+            return self.parts.settle(
+                buckets[0], mine, scale, goal, skip, tolerance, into, s.scope.joint
+            )
 
     def gradient_norm(self) -> Tensor:
         """Return the joint norm of all gradients, in one pass over them."""
-        norms = self.norms.new_empty(len(self.params))
+        norms = self.parts.norms.new_empty(len(self.params))
         done = 0
-        for b in self.buckets:
-            self._norms(b, b.gs, b.grads[0].dtype, b.everyone, norms[done:])
-            done += len(b.params)
+        with self.parts.on_device:
+            for b in self.buckets:
+                norms_into(b, b.gs, b.grad_dtype, b.everyone, norms[done:])
+                done += len(b.params)
         return torch.linalg.vector_norm(norms)
-
-    def _norms(
-        self, b: Bucket, addresses: Tensor, dtype: torch.dtype, slots: Tensor, into: Tensor
-    ) -> None:
-        with self.on_device:
-            b.launch(
-                kernels.sum_squares, len(b.chunks), (addresses, b.numels, b.chunks, b.partials),
-                P=DTYPES[dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk,
-            )  # fmt: skip
-            b.launch(
-                kernels.finish_norms, len(b.params),
-                (b.partials, b.firsts, slots, into, into, into),
-                AFTER=False, HAS_INF=False, BLOCK=1024,
-            )  # fmt: skip
 
     def hand_over(self) -> None:
         """Store the last scales and the guesses in the groups, for a checkpoint or another plan."""
         for group, slots in self.groups:
             if slots:
-                pair = [self.lasts[slots], self.factors[slots].double()]
+                pair = [self.parts.lasts[slots], self.parts.factors[slots].double()]
                 state_of(group)["scales"] = torch.stack(pair)
 
     def _take_over(self) -> None:
         for group, slots in self.groups:
             scales = state_of(group).get("scales")
             if scales is not None and scales.shape == (2, len(slots)):
-                lasts, factors = scales.to(self.norms.device)
-                self.lasts[slots], self.factors[slots] = lasts, factors.float()
-
-
-def _is_dense(p: Tensor) -> bool:
-    channels_last = p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last)
-    return p.is_contiguous() or channels_last
+                lasts, factors = scales.to(self.parts.norms.device)
+                self.parts.lasts[slots], self.parts.factors[slots] = lasts, factors.float()
