@@ -114,7 +114,7 @@ def captured(make: Callable[[Params], torch.optim.Optimizer]) -> Callable[[Param
         for p, grad in zip(params, given, strict=True):
             p.grad = grad
 
-        def step() -> None:
+        def step(kept: Any = optimizer) -> None:  # the graph uses the memory of the optimizer
             copy_gradients()
             graph.replay()
 

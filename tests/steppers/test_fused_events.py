@@ -26,7 +26,7 @@ from processes import run as run_processes
 from torch import nn
 
 from normcontrol import AdamWN, linear
-from normcontrol.steppers.tables import KEPT, Launches
+from normcontrol.steppers.tables import KEPT, Launch
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.cuda] if CUDA else []
@@ -229,14 +229,11 @@ def test_order_before_reads_the_weights_once_more_and_order_after_does_not(
     opt = kernels(params, groups, order=order, scope="group")
     run(opt, params, range(1, 3))
     launched = []
-    launch = Launches.__call__
+    launch = Launch.__call__
     monkeypatch.setattr(
-        Launches,
+        Launch,
         "__call__",
-        lambda self, kernel, *given, **constants: (
-            launched.append(kernel.fn.__name__),
-            launch(self, kernel, *given, **constants),
-        ),
+        lambda self, *given: (launched.append(self.kernel.fn.__name__), launch(self, *given)),
     )
     run(opt, params, range(3, 4))
     assert [name for name in launched if name == "sum_squares"] == 2 * passes

@@ -72,7 +72,7 @@ def test_both_passes_are_those_of_torchs_operations(scope, dtype, shift):
     norms = measure(theirs, scope)
     torch.testing.assert_close(passes.measure(), norms, rtol=1e-6, atol=0)
     scale = scope.join(norms) / scope.join(norms).max() * (1 - 3e-4)
-    passes.take(scale)
+    passes.choice.take(scale)
     passes.multiply_(step)
     multiply_(theirs, scope, scale, step)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,9 +25,9 @@ from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.groups.state import state_of
 from normcontrol.law import proportional
 from normcontrol.steppers import kernels, pass_kernels
-from normcontrol.steppers.passes import DTYPES, Parts, is_dense, norms_into
+from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
-from normcontrol.steppers.tables import Bucket
+from normcontrol.steppers.tables import Bucket, Launch
 from normcontrol.weights.memory import overlaps
 
 LOW_PRECISION_TOLERANCE = 2.0**-14
@@ -40,11 +39,12 @@ class Unfit(Exception):
 
 
 class Slots(NamedTuple):
-    """Where the norms of a set lie among all that the kernels compute, and its buckets."""
+    """What the kernels have of a set: its norms, passes, and how its factors are chosen."""
 
-    mine: slice
-    buckets: list[Bucket]
-    apply_law: Any
+    norms: Tensor
+    passes: list[Passes]
+    choice: Choice
+    law: Any
     """What applies the law of the set on the device; None if a kernel cannot."""
 
 
@@ -101,7 +101,7 @@ class FusedStepper(PlainStepper):
     def measure(self, s: WeightSet) -> Tensor:
         if self.plan is None or s not in self.plan.slots or s.shards is not None:
             return super().measure(s)
-        s.law_on_device = self.plan.slots[s].apply_law
+        s.law_on_device = self.plan.slots[s].law
         s.parts = self.plan.norms_of(s)
         return s.join(s.parts)
 
@@ -158,6 +158,8 @@ class Plan:
         self.parts = Parts(len(slots), device)
         self.needed = self.parts.needed
         self.found_inf: Tensor | None = None
+        self.gradient_norms: Tensor | None = None
+        self.gradient_passes: list[NormPass] = []
         groups = adam.param_groups
         self.group_ids = list(map(id, groups))
         self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in groups]
@@ -174,9 +176,17 @@ class Plan:
                 for b in mine:
                     b.multiplies = True
                 first = slots[s.params[0]]
-                known = s.law is proportional and s.shards is None
-                law = partial(self.apply_law, s) if known else None
-                self.slots[s] = Slots(slice(first, first + len(s.params)), mine, law)
+                self.slots[s] = self._slots(s, slice(first, first + len(s.params)), mine)
+
+    def _slots(self, s: WeightSet, mine: slice, buckets: list[Bucket]) -> Slots:
+        into, tolerance = self.parts.factors, None
+        if s.order == "after":
+            into = self.parts.corrections
+            tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE
+        choice = Choice(self.parts, mine, s.scope.joint, into, tolerance)
+        law = choice.by_law if s.law is proportional and s.shards is None else None
+        passes = [Passes(self.parts, b) for b in buckets]
+        return Slots(self.parts.norms[mine], passes, choice, law)
 
     def _add_buckets(self, group: dict[str, Any], slots: dict[Tensor, int]) -> None:
         """Sort the tensors of a group into buckets."""
@@ -235,87 +245,88 @@ class Plan:
     def _launch(
         self, b: Bucket, clock: Tensor, factor: Tensor | None, found_inf: Tensor | None
     ) -> None:
-        group, n = b.group, len(b.params)
+        group, lr = b.group, b.group["lr"]
+        options = group["amsgrad"], group["maximize"], group["control"]["order"]
+        given = found_inf is not None, factor is not None, isinstance(lr, Tensor)
+        launches = b.launches.get((options, given))
+        if launches is None:
+            launches = b.launches[options, given] = self._bind(b, *options, *given)
+        prepare, adam, *finish = launches
         beta1, beta2 = group["betas"]
-        lr = group["lr"]
+        if (beta1, beta2) != b.betas:
+            b.betas, b.logarithms = (beta1, beta2), (*log2_of(beta1), *log2_of(beta2))
         skip = b.bias if found_inf is None else found_inf  # an unused pointer may be any
-        multiplies = b.has_controlled and b.multiplies
-        before = multiplies and group["control"]["order"] == "before"
-        after = multiplies and not before
-        b.launch(
-            kernels.prepare, -(-n // 128), (b.steps, b.bias, skip, n),
-            LOG2_BETA1=math.log2(beta1) if beta1 > 0 else -1e9,  # 0 ** t is 0
-            LOG2_BETA2=math.log2(beta2) if beta2 > 0 else -1e9,
-            HAS_INF=found_inf is not None, BLOCK=128,
+        prepare(*b.logarithms, skip)
+        adam(
+            b.gs, lr.to(b.device) if isinstance(lr, Tensor) else lr, 1 - beta1, 1 - beta2,
+            group["eps"], b.bias if factor is None else factor, skip, clock,
         )  # fmt: skip
-        b.launch(
+        for launch in finish:
+            launch(skip)
+
+    def _bind(
+        self, b: Bucket, amsgrad: bool, maximize: bool, order: str, *given: bool
+    ) -> tuple[Launch, ...]:
+        """Return the kernels of a step of a bucket, with these options of Adam."""
+        has_inf, has_factor, lr_at = given
+        n, parts = len(b.params), self.parts
+        multiplies = b.has_controlled and b.multiplies
+        after = multiplies and order == "after"
+        prepare = Launch(
+            kernels.prepare, -(-n // 128), (b.steps, b.bias, n), HAS_INF=has_inf, BLOCK=128
+        )
+        adam = Launch(
             kernels.adam, b.programs,
             (
-                b.ps, b.gs, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias,
-                lr.to(b.device) if isinstance(lr, Tensor) else lr, self.parts.factors, b.partials,
-                b.bias if factor is None else factor, skip, clock,
+                b.ps, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias, parts.factors,
+                b.partials,
             ),
-            ONE_MINUS_BETA1=1 - beta1, ONE_MINUS_BETA2=1 - beta2, EPS=group["eps"],
-            AMSGRAD=bool(group["amsgrad"]), MAXIMIZE=bool(group["maximize"]), BEFORE=before,
-            AFTER=after, HAS_INF=found_inf is not None,
-            HAS_FACTOR=factor is not None, LR_AT=isinstance(lr, Tensor), DROPPED=b.dropped,
+            AMSGRAD=bool(amsgrad), MAXIMIZE=bool(maximize), BEFORE=multiplies and not after,
+            AFTER=after, HAS_INF=has_inf, HAS_FACTOR=has_factor, LR_AT=lr_at, DROPPED=b.dropped,
             P=DTYPES[b.dtype], G=DTYPES[b.grad_dtype], S=DTYPES[b.state_dtype],
             ALIGNED=b.aligned, BLOCK=b.block, CHUNK=b.chunk,
         )  # fmt: skip
-        if after:
-            b.launch(
-                pass_kernels.finish_norms, n,
-                (
-                    b.partials, b.firsts, b.slot_table, self.parts.norms, self.parts.factors, skip,
-                ),
-                AFTER=True, HAS_INF=found_inf is not None, BLOCK=1024,
-            )  # fmt: skip
+        if not after:
+            return prepare, adam
+        finish = Launch(
+            pass_kernels.finish_norms, n,
+            (b.partials, b.firsts, b.slot_table, parts.norms, parts.factors),
+            AFTER=True, HAS_INF=has_inf, BLOCK=1024,
+        )  # fmt: skip
+        return prepare, adam, finish
 
     def norms_of(self, s: WeightSet) -> Tensor:
         """Return the norms of a set: from the Adam pass of this step, or measured before it."""
-        mine, buckets, _ = self.slots[s]
+        slots = self.slots[s]
         if s.settings["order"] == "before":
             with self.parts.on_device:
-                for b in buckets:
-                    self.parts.measure(b)
-        return self.parts.norms[mine]
-
-    def apply_law(self, s: WeightSet, target: Any, rate: Any, skip: Tensor | None) -> Tensor:
-        """Choose the factors of a set by the law, from its norms; return the scale."""
-        return self._settle(s, None, (target, rate), skip)
+                for passes in slots.passes:
+                    passes.measure()
+        return slots.norms
 
     def multiply_(self, s: WeightSet, scale: Tensor, clock: Tensor) -> None:
         """Multiply a set: in the Adam pass that follows, or by correcting the guess of the last."""
-        buckets = self.slots[s].buckets
+        slots = self.slots[s]
         if s.law_on_device is None:
-            self._settle(s, scale, (None, None), self.found_inf)
+            slots.choice.take(scale, self.found_inf)
         if s.settings["order"] == "after":
             with self.parts.on_device:
-                for b in reversed(buckets):
-                    self.parts.multiply_(b, clock)
-
-    def _settle(
-        self, s: WeightSet, scale: Tensor | None, goal: tuple[Any, Any], skip: Tensor | None
-    ) -> Tensor:
-        mine, buckets, _ = self.slots[s]
-        tolerance, into = None, self.parts.factors
-        if s.settings["order"] == "after":
-            tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE
-            into = self.parts.corrections
-        with self.parts.on_device:
-            return self.parts.settle(
-                buckets[0], mine, scale, goal, skip, tolerance, into, s.scope.joint
-            )
+                for passes in reversed(slots.passes):
+                    passes.multiply_(clock)
 
     def gradient_norm(self) -> Tensor:
         """Return the joint norm of all gradients, in one pass over them."""
-        norms = self.parts.norms.new_empty(len(self.params))
-        done = 0
-        with self.parts.on_device:
+        if self.gradient_norms is None:
+            self.gradient_norms = self.parts.norms.new_zeros(len(self.params))
+            done = 0
             for b in self.buckets:
-                norms_into(b, b.gs, b.grad_dtype, b.everyone, norms[done:])
+                norms = self.gradient_norms[done : done + len(b.params)]
+                self.gradient_passes.append(NormPass(b, b.grad_dtype, b.everyone, norms))
                 done += len(b.params)
-        return torch.linalg.vector_norm(norms)
+        with self.parts.on_device:
+            for b, norm_pass in zip(self.buckets, self.gradient_passes, strict=True):
+                norm_pass(b.gs)
+        return torch.linalg.vector_norm(self.gradient_norms)
 
     def hand_over(self) -> None:
         """Store the last scales and the guesses in the groups, for a checkpoint or another plan."""
@@ -330,3 +341,14 @@ class Plan:
             if scales is not None and scales.shape == (2, len(slots)):
                 lasts, factors = scales.to(self.parts.norms.device)
                 self.parts.lasts[slots], self.parts.factors[slots] = lasts, factors.float()
+
+
+def log2_of(beta: float) -> tuple[float, float]:
+    """Return the logarithm as the sum of two numbers that float32 can hold.
+
+    >>> sum(log2_of(0.999)) == math.log2(0.999)
+    True
+    """
+    exact = math.log2(beta) if beta > 0 else -1e9  # 0 ** t is 0
+    single = torch.tensor(exact, dtype=torch.float32).item()
+    return single, torch.tensor(exact - single, dtype=torch.float32).item()

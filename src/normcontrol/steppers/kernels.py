@@ -15,18 +15,12 @@ from normcontrol.weights.rounding_kernels import round_at_random, seed_of
 
 @triton.jit
 def prepare(
-    steps,
-    bias,
-    found_inf,
-    n,
-    LOG2_BETA1: tl.constexpr,
-    LOG2_BETA2: tl.constexpr,
-    HAS_INF: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    steps, bias, n, log2_beta1, rest1, log2_beta2, rest2, found_inf,
+    HAS_INF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Count the step of every tensor and write its bias corrections.
 
-    They are ``1 - beta1^t`` and ``sqrt(1 - beta2^t)``.
+    They are ``1 - beta1^t`` and ``sqrt(1 - beta2^t)``. A logarithm is the sum of two float32.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
@@ -36,16 +30,17 @@ def prepare(
     step = tl.load(steps + i, inside, other=1.0) + counted
     tl.store(steps + i, step, inside)
     t = step.to(tl.float64)
-    tl.store(bias + 2 * i, (1.0 - tl.exp2(t * LOG2_BETA1)).to(tl.float32), inside)
-    tl.store(bias + 2 * i + 1, tl.sqrt(1.0 - tl.exp2(t * LOG2_BETA2)).to(tl.float32), inside)
+    power1 = tl.exp2(t * log2_beta1 + t * rest1)
+    power2 = tl.exp2(t * log2_beta2 + t * rest2)
+    tl.store(bias + 2 * i, (1.0 - power1).to(tl.float32), inside)
+    tl.store(bias + 2 * i + 1, tl.sqrt(1.0 - power2).to(tl.float32), inside)
 
 
 @triton.jit
 def _adam_block(
     p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, mask, factor, g_factor, step_size, bias2, seed,
-    skip, ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr,
-    AMSGRAD: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
+    skip, one_minus_beta1, one_minus_beta2, eps, AMSGRAD: tl.constexpr, BEFORE: tl.constexpr,
+    AFTER: tl.constexpr, HAS_INF: tl.constexpr, DROPPED: tl.constexpr,
 ):  # fmt: skip
     """Make an Adam step of one block; return the weights as written, in float32.
 
@@ -56,13 +51,13 @@ def _adam_block(
     m = tl.load(m_ptr + offsets, mask).to(tl.float32)
     v = tl.load(v_ptr + offsets, mask).to(tl.float32)
     new_p = p * factor if BEFORE else p
-    new_m = m + ONE_MINUS_BETA1 * (g - m)
-    new_v = v + ONE_MINUS_BETA2 * (g * g - v)
+    new_m = m + one_minus_beta1 * (g - m)
+    new_v = v + one_minus_beta2 * (g * g - v)
     top = new_v
     if AMSGRAD:
         old_top = tl.load(x_ptr + offsets, mask).to(tl.float32)
         top = tl.maximum(old_top, new_v)
-    new_p = new_p - step_size * new_m / (tl.sqrt(top) / bias2 + EPS)
+    new_p = new_p - step_size * new_m / (tl.sqrt(top) / bias2 + eps)
     if AFTER:
         new_p = new_p * factor
     if DROPPED > 0:
@@ -85,13 +80,11 @@ def _adam_block(
 
 @triton.jit
 def adam(
-    ps, gs, ms, vs, xs, numels, slots, chunks, bias, lr, factors, partials, g_factor, found_inf,
-    control_step,
-    ONE_MINUS_BETA1: tl.constexpr, ONE_MINUS_BETA2: tl.constexpr, EPS: tl.constexpr,
-    AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, HAS_INF: tl.constexpr,
-    HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr,
-    DROPPED: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
+    ps, ms, vs, xs, numels, slots, chunks, bias, factors, partials,
+    gs, lr, one_minus_beta1, one_minus_beta2, eps, g_factor, found_inf, control_step,
+    AMSGRAD: tl.constexpr, MAXIMIZE: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
+    HAS_INF: tl.constexpr, HAS_FACTOR: tl.constexpr, LR_AT: tl.constexpr, DROPPED: tl.constexpr,
+    P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Make an Adam step of one chunk.
@@ -123,7 +116,7 @@ def adam(
             p = _adam_block(
                 p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, None, factor, g_scale, step_size,
                 bias2, seed, skip,
-                ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
+                one_minus_beta1, one_minus_beta2, eps, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += p * p
     else:
@@ -132,7 +125,7 @@ def adam(
             p = _adam_block(
                 p_ptr, g_ptr, m_ptr, v_ptr, x_ptr, offsets, offsets < numel, factor, g_scale,
                 step_size, bias2, seed, skip,
-                ONE_MINUS_BETA1, ONE_MINUS_BETA2, EPS, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
+                one_minus_beta1, one_minus_beta2, eps, AMSGRAD, BEFORE, AFTER, HAS_INF, DROPPED,
             )  # fmt: skip
             squares += tl.where(offsets < numel, p * p, 0.0)
     if AFTER:

@@ -45,15 +45,9 @@ def chunk_start(chunk, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def sum_squares(
-    ps,
-    numels,
-    chunks,
-    partials,
-    P: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    numels, chunks, partials, ps,
+    P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Sum the squares of one chunk of weights or gradients."""
     program = tl.program_id(0)
     tensor = tl.load(chunks + 2 * program)
@@ -101,8 +95,8 @@ def finish_norms(
 
 @triton.jit
 def settle(
-    scales, norms, targets, rate, factors, lasts, corrections, needed, tolerance, found_inf, first,
-    n, LAW: tl.constexpr, JOINT: tl.constexpr, GUESSED: tl.constexpr, HAS_INF: tl.constexpr,
+    norms, factors, lasts, corrections, needed, tolerance, first, n, scales, targets, rate,
+    found_inf, LAW: tl.constexpr, JOINT: tl.constexpr, GUESSED: tl.constexpr, HAS_INF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Choose the factors of ``n`` parts, by the LAW from their norms, or as ``scales`` has them.
@@ -159,7 +153,7 @@ def settle(
 
 @triton.jit
 def scale(
-    ps, numels, slots, chunks, factors, needed, control_step, n_chunks,
+    ps, numels, slots, chunks, factors, needed, n_chunks, control_step,
     DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -220,7 +214,7 @@ def sum_rows(
 
 @triton.jit
 def scale_rows(
-    ps, numels, slots, chunks, factors, needed, control_step, length, indices, n_chunks,
+    ps, numels, slots, chunks, factors, needed, length, indices, n_chunks, control_step,
     DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip

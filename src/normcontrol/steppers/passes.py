@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from normcontrol.scope import Scope
 from normcontrol.steppers import pass_kernels
-from normcontrol.steppers.tables import SUPPORTED, Table, why_not
+from normcontrol.steppers.tables import SUPPORTED, Launch, Table, why_not
 from normcontrol.weights.memory import overlaps
 
 DTYPES = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in SUPPORTED}
@@ -39,102 +40,106 @@ class Parts:
         """What a guess missed."""
         self.needed = torch.zeros((), dtype=torch.int32, device=device)
         """Whether a pass is needed to multiply, because a factor is not 1."""
-        self._rate: tuple[float | None, Tensor] = None, self.norms.new_zeros(())
 
-    def measure(self, t: Table) -> None:
-        """Write the norms of the parts of a table, in one pass over its tensors."""
-        if not t.length:
-            norms_into(t, t.ps, t.dtype, t.slot_table, self.norms)
-            return
-        t.launch(
-            pass_kernels.sum_rows, t.programs,
-            (t.ps, t.numels, t.slot_table, t.chunks, self.norms, t.length),
-            P=DTYPES[t.dtype], ALIGNED=t.aligned, ROWS=t.chunk, BLOCK=t.block,
-        )  # fmt: skip
 
-    def settle(
-        self,
-        t: Table,
-        mine: slice,
-        scale: Tensor | None,
-        goal: tuple[Any, Any],
-        found_inf: Tensor | None,
-        tolerance: float | None,
-        into: Tensor,
-        joint: bool,
-    ) -> Tensor:
-        """Choose the factors of some parts: by the law, or as ``scale`` says. Return the scale.
+class Passes:
+    """The two passes over the tensors of a table: one that measures, one that multiplies.
 
-        ``goal`` are the target and the rate. A ``tolerance`` is given if the weights were written
-        with a guessed factor.
-        """
-        target, rate = goal
-        given = scale
-        if scale is None:
-            target = target if isinstance(target, Tensor) else self.norms.new_full((), target)
-            scale, rate = torch.empty_like(target), self._on_device(rate)
+    ``indices`` are those of the tensors in their set, which seed the rounding of bf16 and fp16.
+    """
+
+    def __init__(self, parts: Parts, t: Table, indices: Tensor | None = None) -> None:
+        kind: Any = {"P": DTYPES[t.dtype], "ALIGNED": t.aligned}
+        tables = (t.ps, t.numels, t.slot_table, t.chunks)
+        factors = (*tables, parts.corrections, parts.needed)
+        if t.length:
+            shape = {"ROWS": t.chunk, "BLOCK": t.block}
+            rows = (*tables, parts.norms, t.length)
+            self.measure: Any = Launch(pass_kernels.sum_rows, t.programs, rows, **kind, **shape)
+            self.multiply_ = Launch(
+                pass_kernels.scale_rows, t.programs, (*factors, t.length, indices, t.programs),
+                DROPPED=t.dropped, **kind, **shape,
+            )  # fmt: skip
         else:
-            target = rate = scale  # an unused pointer may be any
-        t.launch(
-            pass_kernels.settle, 1,
-            (
-                scale, self.norms, target, rate, self.factors, self.lasts, into, self.needed,
-                tolerance or 0.0, self.norms if found_inf is None else found_inf, mine.start,
-                mine.stop - mine.start,
-            ),
-            LAW=given is None, JOINT=joint, GUESSED=tolerance is not None,
-            HAS_INF=found_inf is not None, BLOCK=1024,
+            self.measure = partial(NormPass(t, t.dtype, t.slot_table, parts.norms), t.ps)
+            self.multiply_ = Launch(
+                pass_kernels.scale, min(t.programs, 2048), (*factors, t.programs),
+                DROPPED=t.dropped, **kind, BLOCK=t.block, CHUNK=t.chunk,
+            )  # fmt: skip
+
+
+class NormPass:
+    """Writes the norms of tensors whose addresses it is given, divided as those of a table."""
+
+    def __init__(self, t: Table, dtype: torch.dtype, slots: Tensor, norms: Tensor) -> None:
+        self.sum = Launch(
+            pass_kernels.sum_squares, t.programs, (t.numels, t.chunks, t.partials),
+            P=DTYPES[dtype], ALIGNED=t.aligned, BLOCK=t.block, CHUNK=t.chunk,
         )  # fmt: skip
+        self.finish = Launch(
+            pass_kernels.finish_norms, len(t.slots), (t.partials, t.firsts, slots, norms, norms),
+            AFTER=False, HAS_INF=False, BLOCK=1024,
+        )  # fmt: skip
+        self.unused = norms  # an unused pointer may be any
+
+    def __call__(self, addresses: Tensor) -> None:
+        self.sum(addresses)
+        self.finish(self.unused)
+
+
+class Choice:
+    """Chooses the factors of some parts: by the law from their norms, or as they are given.
+
+    Args:
+        parts: the norms and factors.
+        mine: which of the parts.
+        joint: whether these have one norm, target and scale.
+        into: the factors that are written: those of the next pass, or the corrections.
+        tolerance: given if the weights were written with a guessed factor; the corrections are what
+            the guess missed by more than this.
+    """
+
+    def __init__(
+        self, parts: Parts, mine: slice, joint: bool, into: Tensor, tolerance: float | None = None
+    ) -> None:
+        self.parts = parts
+        fixed = (parts.norms, parts.factors, parts.lasts, into, parts.needed, tolerance or 0.0)
+        self.launches = {
+            (law, has_inf): Launch(
+                pass_kernels.settle, 1, (*fixed, mine.start, mine.stop - mine.start),
+                LAW=law, JOINT=joint, GUESSED=tolerance is not None, HAS_INF=has_inf, BLOCK=1024,
+            )
+            for law in (True, False) for has_inf in (True, False)
+        }  # fmt: skip
+        self.rate: tuple[float | None, Tensor] = None, parts.norms.new_zeros(())
+
+    def by_law(self, target: Any, rate: Any, skip: Tensor | None) -> Tensor:
+        """Choose by the proportional law; return the scale.
+
+        ``skip`` is GradScaler's flag. A number as rate is written to the device when it changes.
+        """
+        norms, (known, stored) = self.parts.norms, self.rate
+        if not isinstance(target, Tensor):
+            target = norms.new_full((), target)
+        if isinstance(rate, Tensor):
+            stored = rate.to(norms)
+        elif rate != known:
+            self.rate = rate, stored.fill_(rate)
+        scale = torch.empty_like(target)
+        with self.parts.on_device:
+            launch = self.launches[True, skip is not None]
+            launch(scale, target, stored, norms if skip is None else skip)
         return scale
 
-    def multiply_(self, t: Table, step: Tensor, indices: Tensor | None = None) -> None:
-        """Multiply the tensors of a table by the corrections of their parts, in one pass.
-
-        ``step`` seeds the rounding of bf16 and fp16, with the ``indices`` of the tensors.
-        """
-        P = DTYPES[t.dtype]
-        if t.length:
-            t.launch(
-                pass_kernels.scale_rows, t.programs,
-                (
-                    t.ps, t.numels, t.slot_table, t.chunks, self.corrections, self.needed, step,
-                    t.length, indices, t.programs,
-                ),
-                DROPPED=t.dropped, P=P, ALIGNED=t.aligned, ROWS=t.chunk, BLOCK=t.block,
-            )  # fmt: skip
-        else:
-            t.launch(
-                pass_kernels.scale, min(t.programs, 2048),
-                (
-                    t.ps, t.numels, t.slot_table, t.chunks, self.corrections, self.needed, step,
-                    t.programs,
-                ),
-                DROPPED=t.dropped, P=P, ALIGNED=t.aligned, BLOCK=t.block, CHUNK=t.chunk,
-            )  # fmt: skip
-
-    def _on_device(self, rate: Tensor | float) -> Tensor:
-        """Return a rate as a tensor; a number is written to the device when it changes."""
-        if isinstance(rate, Tensor):
-            return rate.to(self.norms)
-        known, tensor = self._rate
-        if rate != known:
-            self._rate = rate, tensor.fill_(rate)
-        return tensor
-
-
-def norms_into(
-    t: Table, addresses: Tensor, dtype: torch.dtype, slots: Tensor, norms: Tensor
-) -> None:
-    """Write the norms of tensors at these addresses, which are divided as those of the table."""
-    t.launch(
-        pass_kernels.sum_squares, t.programs, (addresses, t.numels, t.chunks, t.partials),
-        P=DTYPES[dtype], ALIGNED=t.aligned, BLOCK=t.block, CHUNK=t.chunk,
-    )  # fmt: skip
-    t.launch(
-        pass_kernels.finish_norms, len(t.slots),
-        (t.partials, t.firsts, slots, norms, norms, norms),
-        AFTER=False, HAS_INF=False, BLOCK=1024,
-    )  # fmt: skip
+    def take(self, scale: Any, skip: Tensor | None = None) -> None:
+        """Choose these factors, which another law computed."""
+        norms = self.parts.norms
+        scale = torch.as_tensor(scale, dtype=norms.dtype, device=norms.device).contiguous()
+        if scale.data_ptr() % 16:  # the kernel relies on it
+            scale = scale.clone()
+        with self.parts.on_device:
+            launch = self.launches[False, skip is not None]
+            launch(scale, norms, norms, norms if skip is None else skip)
 
 
 def is_dense(p: Tensor) -> bool:
@@ -150,21 +155,23 @@ class SetPasses:
     """
 
     def __init__(self, tensors: Sequence[Tensor], scope: Scope) -> None:
-        self.tensors, self.joint = tensors, scope.joint
+        self.tensors = tensors
         counts, device = scope.sizes(tensors), tensors[0].device
         firsts = list(accumulate(counts, initial=0))
-        self.parts, self.mine = Parts(firsts[-1], device), slice(0, firsts[-1])
+        self.parts = Parts(firsts[-1], device)
         alike: dict[Any, list[int]] = {}
         for i, t in enumerate(tensors):
             length = 0 if scope.axes is None else t.numel() // counts[i]
             alike.setdefault((t.dtype, t.data_ptr() % 16 == 0, length), []).append(i)
-        self.tables = [
-            (
+        self.passes = [
+            Passes(
+                self.parts,
                 Table([tensors[i] for i in some], [firsts[i] for i in some], aligned, length),
                 torch.tensor(some, dtype=torch.int32, device=device),
             )
             for (_, aligned, length), some in alike.items()
         ]
+        self.choice = Choice(self.parts, slice(0, firsts[-1]), scope.joint, self.parts.corrections)
         self.addresses = list(map(Tensor.data_ptr, tensors))
         self.strides = list(map(Tensor.stride, tensors))
 
@@ -185,33 +192,15 @@ class SetPasses:
     def measure(self) -> Tensor:
         """Return the norms of all parts."""
         with self.parts.on_device:
-            for table, _ in self.tables:
-                self.parts.measure(table)
+            for passes in self.passes:
+                passes.measure()
         return self.parts.norms
-
-    def apply_law(self, target: Any, rate: Any, skip: Tensor | None) -> Tensor:
-        """Choose the factors by the law, from the norms that were measured; return the scale."""
-        return self._settle(None, (target, rate), skip)
-
-    def take(self, scale: Any) -> None:
-        """Take the factors as they are."""
-        norms = self.parts.norms
-        self._settle(torch.as_tensor(scale, dtype=norms.dtype, device=norms.device))
-
-    def _settle(
-        self, scale: Tensor | None, goal: tuple[Any, Any] = (None, None), skip: Tensor | None = None
-    ) -> Tensor:
-        parts, first = self.parts, self.tables[0][0]
-        with parts.on_device:
-            return parts.settle(
-                first, self.mine, scale, goal, skip, None, parts.corrections, self.joint
-            )
 
     def multiply_(self, step: Tensor) -> None:
         """Multiply by the factors; the last tables first, because the cache has these."""
         with self.parts.on_device:
-            for table, indices in reversed(self.tables):
-                self.parts.multiply_(table, step, indices)
+            for passes in reversed(self.passes):
+                passes.multiply_(step)
         torch.autograd.graph.increment_version(self.tensors)
 
 

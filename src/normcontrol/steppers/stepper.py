@@ -279,7 +279,7 @@ class PlainStepper(Stepper):
             return
         if s in self.on_gpu and self.passes[s] is not None:
             if s.law_on_device is None:
-                self.passes[s].take(scale)
+                self.passes[s].choice.take(scale)
             self.passes[s].multiply_(step)
         elif "cautious" in s.mechanisms:
             multiply_cautiously_(params, s.before, s.scope, scale, step)
@@ -300,7 +300,7 @@ class PlainStepper(Stepper):
             known = SetPasses.made(local_tensors(s.params), s.scope)
         self.passes[s] = known
         if known is not None and s.shards is None and s.law is proportional:
-            s.law_on_device = known.apply_law
+            s.law_on_device = known.choice.by_law
         return known is not None
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import reduce
+from importlib import import_module
 from itertools import repeat
 from operator import attrgetter, is_, is_not, itemgetter, or_
 from typing import Any
@@ -51,29 +52,43 @@ def why_not(params: list[Tensor]) -> str | None:
     return None
 
 
-class Launches:
-    """Compiled kernels of one table, launched without Triton's checks of their arguments.
+class Launch:
+    """A kernel with its constants. After the first call it is launched without Triton's checks.
 
-    The types of the arguments are the same at every step, and Triton's checks would take longer
+    The types of the arguments are the same at every call, and Triton's checks would take longer
     than many a step.
+
+    Args:
+        kernel: the kernel.
+        programs: how many programs are launched.
+        fixed: its first arguments, the same at every call.
+        constants: its constexpr arguments, in its order.
     """
 
-    def __init__(self) -> None:
-        self._compiled: dict[Any, Any] = {}
+    def __init__(self, kernel: Any, programs: int, fixed: tuple[Any, ...], **constants: Any):
+        self.kernel, self.programs, self.fixed, self.constants = kernel, programs, fixed, constants
+        self._run: Any = None
+        self._stream: Any = None
+        self._device = 0
+        self._compiled: tuple[Any, ...] = ()
+        self._constants = tuple(constants.values())
 
-    def __call__(
-        self, kernel: Any, programs: int, arguments: tuple[Any, ...], **constants: Any
-    ) -> None:
-        """Launch a kernel; ``constants`` are its constexpr arguments, in its order."""
-        values = tuple(constants.values())
-        key = (kernel, programs, values)
-        known = self._compiled.get(key)
-        if known is not None:
-            known(*arguments, *values)
+    def __call__(self, *arguments: Any) -> None:
+        """Launch the kernel, on the current device and stream."""
+        if self._run is not None:
+            stream = self._stream(self._device)
+            self._run(self.programs, 1, 1, stream, *self._compiled, *arguments, *self._constants)
             return
-        compiled = kernel[(programs,)](*arguments, **constants, num_warps=WARPS)
-        if compiled is not None:  # the interpreter compiles nothing
-            self._compiled[key] = compiled[(programs, 1, 1)]
+        given = (*self.fixed, *arguments)
+        compiled = self.kernel[(self.programs,)](*given, **self.constants, num_warps=WARPS)
+        if compiled is None:  # the interpreter compiles nothing
+            return
+        driver = import_module("triton.runtime").driver.active
+        self._device, self._stream = driver.get_current_device(), driver.get_current_stream
+        addresses = [a.data_ptr() if isinstance(a, Tensor) else a for a in self.fixed]
+        no_hooks = (None, None, None)
+        self._compiled = compiled.function, compiled.packed_metadata, *no_hooks, *addresses
+        self._run = compiled.run
 
 
 class Table:
@@ -115,7 +130,6 @@ class Table:
         self.addresses = [t.data_ptr() for t in tensors]
         self.strides = [t.stride() for t in tensors]
         self.ps = torch.tensor(self.addresses, dtype=torch.int64, **on)
-        self.launch = Launches()
 
 
 class Bucket(Table):
@@ -148,6 +162,7 @@ class Bucket(Table):
             for tensors in (exp_avgs, exp_avg_sqs, max_exp_avg_sqs or exp_avg_sqs)
         )
         self.states = [adam_state[t] for t in params]
+        self.is_contiguous = all(map(Tensor.is_contiguous, local))
         self.gradients: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         """Tables of the addresses of gradients, on the device and on the host, by the addresses."""
         self.captured: list[tuple[Tensor, Tensor]] = []
@@ -155,6 +170,11 @@ class Bucket(Table):
         self.spare: Tensor | None = None
         """Memory for a table on the host: while a graph is captured, none can be had."""
         self.gs = self.table_of(tuple(t.data_ptr() for t in local_tensors(grads)))
+        self.betas: tuple[float, ...] = ()
+        self.logarithms: tuple[float, ...] = ()
+        """The betas of the last step, and their logarithms."""
+        self.launches: dict[Any, tuple[Launch, ...]] = {}
+        """The kernels of a step, by the options of Adam."""
         self.has_controlled = any(slot >= 0 for slot in slots)
         self.multiplies = False
         """Whether the kernels multiply the controlled tensors of this bucket."""
@@ -176,7 +196,8 @@ class Bucket(Table):
         if set(map(attrgetter("dtype"), grads)) != {self.grad_dtype}:
             return False
         local = local_tensors(grads) if self.is_sharded else grads
-        if list(map(Tensor.stride, local)) != self.strides:
+        alike = self.is_contiguous and all(map(Tensor.is_contiguous, local))  # the faster check
+        if not alike and list(map(Tensor.stride, local)) != self.strides:
             return False
         at = tuple(map(Tensor.data_ptr, local))
         if at not in self.gradients and self.aligned and reduce(or_, at) % 16:
