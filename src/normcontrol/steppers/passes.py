@@ -24,6 +24,8 @@ from normcontrol.weights.memory import overlaps
 
 DTYPES = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in SUPPORTED}
 """Triton's names of the dtypes."""
+PROGRAMS = 2048
+"""The most programs that multiply: each goes through many chunks, or finds nothing to do."""
 
 
 class Parts:
@@ -63,7 +65,7 @@ class Passes:
         else:
             self.measure = partial(NormPass(t, t.dtype, t.slot_table, parts.norms), t.ps)
             self.multiply_ = Launch(
-                pass_kernels.scale, min(t.programs, 2048), (*factors, t.programs),
+                pass_kernels.scale, min(t.programs, PROGRAMS), (*factors, t.programs),
                 DROPPED=t.dropped, **kind, BLOCK=t.block, CHUNK=t.chunk,
             )  # fmt: skip
 
