@@ -69,11 +69,11 @@ def test_both_passes_are_those_of_torchs_operations(scope, dtype, shift):
     ours, scope = [p.detach() for p in weights(dtype, shapes, shift)], parse_scope(scope)
     theirs, step = copy.deepcopy(ours), torch.tensor(5, device=DEVICE)
     passes = SetPasses.made(ours, scope)
+    passes.begin(step, may_be_one_pass=False)
     norms = measure(theirs, scope)
     torch.testing.assert_close(passes.measure(), norms, rtol=1e-6, atol=0)
     scale = scope.join(norms) / scope.join(norms).max() * (1 - 3e-4)
-    passes.choice.take(scale)
-    passes.multiply_(step)
+    passes.multiply_(scale)
     multiply_(theirs, scope, scale, step)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -94,6 +94,44 @@ def test_steps_of_any_optimizer_are_those_with_torchs_operations(scope, order, l
     for name, reading in opt.norms().items():
         for a, b in zip(reading, reference.norms()[name], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+
+
+@here
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_rows_in_one_pass_are_rounded_as_in_two(dtype):
+    one, two = weights(dtype), weights(dtype)
+    for params, law in ((one, "proportional"), (two, projection)):
+        train(around_sgd(params, scope="row", rate=1.0, law=law), params)
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@here
+@pytest.mark.parametrize("size", ["spectral", torch.linalg.matrix_norm])
+def test_another_size_than_the_norm_is_measured_by_torch_and_scaled_in_kernels(size):
+    ours, theirs = weights(shapes=SHAPES[:4]), weights(shapes=SHAPES[:4])
+    settings = {"size": size, "scope": "tensor", "ratio": None, "norm": 2.0}
+    opt, reference = around_sgd(ours, **settings), around_sgd(theirs, WithoutKernels, **settings)
+    train(opt, ours)
+    train(reference, theirs)
+    assert in_kernels(opt) == 1
+    for a, b in zip(ours, theirs, strict=True):
+        assert ((a - b).norm() / b.norm()).item() < 1e-6
+
+
+@here
+@pytest.mark.parametrize("scope", ["global", "row"])
+def test_an_overflow_step_leaves_the_weights_alone(scope):
+    params = weights()
+    opt = around_sgd(params, scope=scope)
+    train(opt, params)
+    before = [p.detach().clone() for p in params]
+    opt.param_groups[0]["lr"] = 0.0  # SGD does not know of the overflow
+    opt.found_inf = torch.ones(1, device=DEVICE)
+    opt.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+    assert in_kernels(opt) == 1
+    norms = opt.sets[0].part_norms()
+    torch.testing.assert_close(norms, measure(before, opt.sets[0].scope), rtol=1e-6, atol=0)
 
 
 @here

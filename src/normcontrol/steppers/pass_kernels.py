@@ -94,6 +94,16 @@ def finish_norms(
 
 
 @triton.jit
+def scale_by_law(norm, target, rate, skip, HAS_INF: tl.constexpr):
+    """Return the scale that the law gives; 1 if it cannot give one, see ``groups/sets.py``."""
+    scale = law(norm, target, rate)
+    finite = (tl.abs(scale) < float("inf")) & (tl.abs(norm) < float("inf"))
+    if HAS_INF:
+        finite = finite & (skip == 0)
+    return tl.where(finite, scale, 1.0)
+
+
+@triton.jit
 def settle(
     norms, factors, lasts, corrections, needed, tolerance, first, n, scales, targets, rate,
     found_inf, LAW: tl.constexpr, JOINT: tl.constexpr, GUESSED: tl.constexpr, HAS_INF: tl.constexpr,
@@ -101,14 +111,11 @@ def settle(
 ):  # fmt: skip
     """Choose the factors of ``n`` parts, by the LAW from their norms, or as ``scales`` has them.
 
-    A scale that the law cannot give is 1, see ``groups/sets.py``. If the weights were written with
-    a GUESSED factor, the next pass corrects what it missed by more than ``tolerance``, and the
-    factors of the next step are guessed from the last two. JOINT parts have one norm, target and
-    scale.
+    If the weights were written with a GUESSED factor, the next pass corrects what it missed by more
+    than ``tolerance``, and the factors of the next step are guessed from the last two. JOINT parts
+    have one norm, target and scale.
     """
-    skip = False
-    if HAS_INF:
-        skip = tl.load(found_inf) != 0
+    skip = tl.load(found_inf) if HAS_INF else 0.0
     squares = tl.zeros((BLOCK,), tl.float64)
     if LAW and JOINT:
         for i in range(0, n, BLOCK):
@@ -125,11 +132,7 @@ def settle(
         if LAW:
             norm = joint + 0.0 * at if JOINT else tl.load(norms + slot, inside, other=1.0)
             target = tl.load(targets + place, inside, other=1.0)
-            asked = law(norm, target, tl.load(rate))
-            good = (tl.abs(asked) < float("inf")) & (tl.abs(norm) < float("inf"))
-            if HAS_INF:
-                good = good & (skip == 0)
-            asked = tl.where(good, asked, 1.0)
+            asked = scale_by_law(norm, target, tl.load(rate), skip, HAS_INF)
             tl.store(scales + place, asked, inside & (at < 1) if JOINT else inside)
         else:
             asked = tl.load(scales + place, inside, other=1.0)
@@ -141,8 +144,8 @@ def settle(
             missed = asked / factor.to(tl.float64)
             following = guess(asked, last).to(tl.float32)
             if HAS_INF:  # nothing was written: the guess stays as it is
-                missed, asked = tl.where(skip, 1.0, missed), tl.where(skip, last, asked)
-                following = tl.where(skip, factor, following)
+                missed, asked = tl.where(skip == 0, missed, 1.0), tl.where(skip == 0, asked, last)
+                following = tl.where(skip == 0, following, factor)
             large = tl.abs(missed - 1.0) > tolerance
             tl.store(factors + slot, following, inside)
             tl.store(lasts + slot, asked, inside)
@@ -191,41 +194,41 @@ def scale(
 
 
 @triton.jit
-def sum_rows(
-    ps, numels, slots, chunks, norms, length,
-    P: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the norms of a few rows of ``length`` elements each."""
-    program = tl.program_id(0)
-    tensor = tl.load(chunks + 2 * program)
-    row = tl.load(chunks + 2 * program + 1) + tl.arange(0, ROWS)
-    exists = row < tl.load(numels + tensor) // length
-    p_ptr = pointer_at(ps, tensor, P, ALIGNED)
-    squares = tl.zeros((ROWS, BLOCK), tl.float32)
-    for i in range(0, length, BLOCK):
-        column = i + tl.arange(0, BLOCK)
-        offsets = row.to(tl.int64)[:, None] * length + column[None, :]
-        inside = exists[:, None] & (column < length)[None, :]
-        p = tl.load(p_ptr + offsets, inside, other=0.0).to(tl.float32)
-        squares += p * p
-    norm = tl.sqrt(tl.sum(squares, axis=1).to(tl.float64))
-    tl.store(norms + tl.load(slots + tensor) + row, norm, exists)
-
-
-@triton.jit
-def scale_rows(
-    ps, numels, slots, chunks, factors, needed, length, indices, n_chunks, control_step,
+def rows(
+    ps, numels, slots, chunks, indices, norms, factors, length, n_chunks,
+    scales, targets, rate, found_inf, control_step,
+    MEASURE: tl.constexpr, LAW: tl.constexpr, MULTIPLY: tl.constexpr, HAS_INF: tl.constexpr,
     DROPPED: tl.constexpr, P: tl.constexpr, ALIGNED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Multiply a few rows by their factors, if ``needed`` is set; the last rows first."""
-    if tl.load(needed) != 0:
-        program = n_chunks - 1 - tl.program_id(0)
-        tensor = tl.load(chunks + 2 * program)
-        row = tl.load(chunks + 2 * program + 1) + tl.arange(0, ROWS)
-        exists = row < tl.load(numels + tensor) // length
-        p_ptr = pointer_at(ps, tensor, P, ALIGNED)
-        factor = tl.load(factors + tl.load(slots + tensor) + row, exists, other=1.0)
+    """MEASURE a few rows of ``length`` elements each, apply the LAW, and MULTIPLY them.
+
+    All at once they need one pass: what is read a second time is in the cache. Without the law, the
+    rows are multiplied by ``factors``; then the order is from the last rows to the first.
+    """
+    program = tl.program_id(0) if MEASURE else n_chunks - 1 - tl.program_id(0)
+    tensor = tl.load(chunks + 2 * program)
+    row = tl.load(chunks + 2 * program + 1) + tl.arange(0, ROWS)
+    exists = row < tl.load(numels + tensor) // length
+    part = tl.load(slots + tensor) + row
+    p_ptr = pointer_at(ps, tensor, P, ALIGNED)
+    if MEASURE:
+        squares = tl.zeros((ROWS, BLOCK), tl.float32)
+        for i in range(0, length, BLOCK):
+            column = i + tl.arange(0, BLOCK)
+            offsets = row.to(tl.int64)[:, None] * length + column[None, :]
+            inside = exists[:, None] & (column < length)[None, :]
+            p = tl.load(p_ptr + offsets, inside, other=0.0).to(tl.float32)
+            squares += p * p
+        norm = tl.sqrt(tl.sum(squares, axis=1).to(tl.float64))
+        tl.store(norms + part, norm, exists)
+    if LAW:
+        skip = tl.load(found_inf) if HAS_INF else 0.0
+        target = tl.load(targets + part, exists, other=1.0)
+        scale = scale_by_law(norm, target, tl.load(rate), skip, HAS_INF)
+        tl.store(scales + part, scale, exists)
+    if MULTIPLY:
+        factor = scale.to(tl.float32) if LAW else tl.load(factors + part, exists, other=1.0)
         seed = seed_of(control_step, tl.load(indices + tensor), 0) if DROPPED > 0 else 0
         for i in range(0, length, BLOCK):
             column = i + tl.arange(0, BLOCK)

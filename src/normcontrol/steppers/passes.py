@@ -42,32 +42,69 @@ class Parts:
         """What a guess missed."""
         self.needed = torch.zeros((), dtype=torch.int32, device=device)
         """Whether a pass is needed to multiply, because a factor is not 1."""
+        self._number: tuple[float | None, Tensor] = None, self.norms.new_zeros(())
+
+    def on_gpu(self, value: Tensor | float) -> Tensor:
+        """Return a target or a rate as a tensor; the last number is kept."""
+        if isinstance(value, Tensor):
+            return value.to(self.norms)
+        if self._number[0] != value:
+            self._number = value, self.norms.new_full((), value)
+        return self._number[1]
 
 
 class Passes:
-    """The two passes over the tensors of a table: one that measures, one that multiplies.
+    """The two passes over the tensors of a table: one that measures, one that multiplies."""
+
+    def __init__(self, parts: Parts, t: Table) -> None:
+        self.measure = partial(NormPass(t, t.dtype, t.slot_table, parts.norms), t.ps)
+        self.multiply_ = Launch(
+            pass_kernels.scale, min(t.programs, PROGRAMS),
+            (t.ps, t.numels, t.slot_table, t.chunks, parts.corrections, parts.needed, t.programs),
+            DROPPED=t.dropped, P=DTYPES[t.dtype], ALIGNED=t.aligned, BLOCK=t.block, CHUNK=t.chunk,
+        )  # fmt: skip
+
+
+class RowPasses:
+    """The passes over tensors whose rows have norms of their own: two, or one that does all.
 
     ``indices`` are those of the tensors in their set, which seed the rounding of bf16 and fp16.
     """
 
-    def __init__(self, parts: Parts, t: Table, indices: Tensor | None = None) -> None:
-        kind: Any = {"P": DTYPES[t.dtype], "ALIGNED": t.aligned}
-        tables = (t.ps, t.numels, t.slot_table, t.chunks)
-        factors = (*tables, parts.corrections, parts.needed)
-        if t.length:
-            shape = {"ROWS": t.chunk, "BLOCK": t.block}
-            rows = (*tables, parts.norms, t.length)
-            self.measure: Any = Launch(pass_kernels.sum_rows, t.programs, rows, **kind, **shape)
-            self.multiply_ = Launch(
-                pass_kernels.scale_rows, t.programs, (*factors, t.length, indices, t.programs),
-                DROPPED=t.dropped, **kind, **shape,
-            )  # fmt: skip
+    def __init__(self, parts: Parts, t: Table, indices: Tensor) -> None:
+        self.norms = parts.norms
+        fixed = (
+            t.ps, t.numels, t.slot_table, t.chunks, indices, parts.norms, parts.corrections,
+            t.length, t.programs,
+        )  # fmt: skip
+        self.launches = {
+            do: Launch(
+                pass_kernels.rows, t.programs, fixed,
+                **dict(zip(("MEASURE", "LAW", "MULTIPLY", "HAS_INF"), do, strict=True)),
+                DROPPED=t.dropped, P=DTYPES[t.dtype], ALIGNED=t.aligned, ROWS=t.chunk,
+                BLOCK=t.block,
+            )
+            for do in (ONLY_MEASURE, ONLY_MULTIPLY, DO_ALL, DO_ALL_UNLESS_INF)
+        }  # fmt: skip
+
+    def measure(self) -> None:
+        self.launches[ONLY_MEASURE](*[self.norms] * 5)  # an unused pointer may be any
+
+    def multiply_(self, step: Tensor) -> None:
+        self.launches[ONLY_MULTIPLY](*[self.norms] * 4, step)
+
+    def control(
+        self, scale: Tensor, target: Tensor, rate: Tensor, skip: Tensor | None, step: Tensor
+    ) -> None:
+        """Measure, apply the law and multiply; write the scale."""
+        if skip is None:
+            self.launches[DO_ALL](scale, target, rate, self.norms, step)
         else:
-            self.measure = partial(NormPass(t, t.dtype, t.slot_table, parts.norms), t.ps)
-            self.multiply_ = Launch(
-                pass_kernels.scale, min(t.programs, PROGRAMS), (*factors, t.programs),
-                DROPPED=t.dropped, **kind, BLOCK=t.block, CHUNK=t.chunk,
-            )  # fmt: skip
+            self.launches[DO_ALL_UNLESS_INF](scale, target, rate, skip, step)
+
+
+ONLY_MEASURE, ONLY_MULTIPLY = (True, False, False, False), (False, False, True, False)
+DO_ALL, DO_ALL_UNLESS_INF = (True, True, True, False), (True, True, True, True)
 
 
 class NormPass:
@@ -113,24 +150,14 @@ class Choice:
             )
             for law in (True, False) for has_inf in (True, False)
         }  # fmt: skip
-        self.rate: tuple[float | None, Tensor] = None, parts.norms.new_zeros(())
 
     def by_law(self, target: Any, rate: Any, skip: Tensor | None) -> Tensor:
-        """Choose by the proportional law; return the scale.
-
-        ``skip`` is GradScaler's flag. A number as rate is written to the device when it changes.
-        """
-        norms, (known, stored) = self.parts.norms, self.rate
-        if not isinstance(target, Tensor):
-            target = norms.new_full((), target)
-        if isinstance(rate, Tensor):
-            stored = rate.to(norms)
-        elif rate != known:
-            self.rate = rate, stored.fill_(rate)
+        """Choose by the proportional law; return the scale. ``skip`` is GradScaler's flag."""
+        target, rate = self.parts.on_gpu(target), self.parts.on_gpu(rate)
         scale = torch.empty_like(target)
         with self.parts.on_device:
             launch = self.launches[True, skip is not None]
-            launch(scale, target, stored, norms if skip is None else skip)
+            launch(scale, target, rate, self.parts.norms if skip is None else skip)
         return scale
 
     def take(self, scale: Any, skip: Tensor | None = None) -> None:
@@ -165,14 +192,15 @@ class SetPasses:
         for i, t in enumerate(tensors):
             length = 0 if scope.axes is None else t.numel() // counts[i]
             alike.setdefault((t.dtype, t.data_ptr() % 16 == 0, length), []).append(i)
-        self.passes = [
-            Passes(
-                self.parts,
-                Table([tensors[i] for i in some], [firsts[i] for i in some], aligned, length),
-                torch.tensor(some, dtype=torch.int32, device=device),
+        self.passes: list[Any] = []
+        for (_, aligned, length), some in alike.items():
+            some_tensors, slots = [tensors[i] for i in some], [firsts[i] for i in some]
+            table = Table(some_tensors, slots, aligned, length)
+            indices = torch.tensor(some, dtype=torch.int32, device=device)
+            self.passes.append(
+                RowPasses(self.parts, table, indices) if length else Passes(self.parts, table)
             )
-            for (_, aligned, length), some in alike.items()
-        ]
+        self.has_rows = scope.axes is not None
         self.choice = Choice(self.parts, slice(0, firsts[-1]), scope.joint, self.parts.corrections)
         self.addresses = list(map(Tensor.data_ptr, tensors))
         self.strides = list(map(Tensor.stride, tensors))
@@ -191,18 +219,49 @@ class SetPasses:
         at = list(map(Tensor.data_ptr, self.tensors))
         return at == self.addresses and list(map(Tensor.stride, self.tensors)) == self.strides
 
+    def begin(self, step: Tensor, may_be_one_pass: bool) -> None:
+        """Begin a step, whose number seeds the rounding of bf16 and fp16.
+
+        Rows are controlled in one pass if the kernel knows their law, and what it measures is what
+        is controlled. Then :meth:`by_law` does all, and the norms are not known before it.
+        """
+        self.step, self.is_one_pass = step, may_be_one_pass and self.has_rows
+
     def measure(self) -> Tensor:
         """Return the norms of all parts."""
         with self.parts.on_device:
-            for passes in self.passes:
+            for passes in () if self.is_one_pass else self.passes:
                 passes.measure()
         return self.parts.norms
 
-    def multiply_(self, step: Tensor) -> None:
-        """Multiply by the factors; the last tables first, because the cache has these."""
+    def by_law(self, target: Any, rate: Any, skip: Tensor | None) -> Tensor:
+        """Choose the factors by the law, from the norms; return the scale."""
+        if not self.is_one_pass:
+            return self.choice.by_law(target, rate, skip)
+        target, rate = self.parts.on_gpu(target), self.parts.on_gpu(rate)
+        scale = torch.empty_like(target)
+        with self.parts.on_device:
+            for passes in self.passes:
+                passes.control(scale, target, rate, skip, self.step)
+        torch.autograd.graph.increment_version(self.tensors)
+        return scale
+
+    def note(self, sizes: Tensor) -> Tensor:
+        """Take what is controlled in place of the norms, if it was measured in another way."""
+        return self.parts.norms.copy_(sizes)
+
+    def multiply_(self, scale: Any = None) -> None:
+        """Multiply by the factors that the law chose, or by ``scale``, if another law did.
+
+        The last tables are first, because the cache has these.
+        """
+        if self.is_one_pass:
+            return
+        if scale is not None:
+            self.choice.take(scale)
         with self.parts.on_device:
             for passes in reversed(self.passes):
-                passes.multiply_(step)
+                passes.multiply_(self.step)
         torch.autograd.graph.increment_version(self.tensors)
 
 

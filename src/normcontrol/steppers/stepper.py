@@ -266,11 +266,12 @@ class PlainStepper(Stepper):
         return stepped if loss is None else loss
 
     def local_norms(self, s: WeightSet) -> Tensor:
-        if s in self.on_gpu and self._find_passes(s):
-            measured: Tensor = self.passes[s].measure()
-            return measured
+        passes = self._find_passes(s) if s in self.on_gpu else None
+        if passes is not None and "size" not in s.mechanisms:
+            return passes.measure()
         params = s.params if s.shards is None else [local(p) for p in s.params]
-        return s.size(params, s.scope) if s.power_iteration is None else s.power_iteration(params)
+        size = s.size(params, s.scope) if s.power_iteration is None else s.power_iteration(params)
+        return size if passes is None else passes.note(size)
 
     def multiply_local_(self, s: WeightSet, scale: Any) -> None:
         step = self.clock.step
@@ -278,9 +279,7 @@ class PlainStepper(Stepper):
         if not params:
             return
         if s in self.on_gpu and self.passes[s] is not None:
-            if s.law_on_device is None:
-                self.passes[s].choice.take(scale)
-            self.passes[s].multiply_(step)
+            self.passes[s].multiply_(scale if s.law_on_device is None else None)
         elif "cautious" in s.mechanisms:
             multiply_cautiously_(params, s.before, s.scope, scale, step)
         else:
@@ -289,8 +288,8 @@ class PlainStepper(Stepper):
         if self.stored.keys:
             self.stored.multiply_(s, scale, step)
 
-    def _find_passes(self, s: WeightSet) -> bool:
-        """Find the kernels for a set, if its tensors are fit for them now; return whether."""
+    def _find_passes(self, s: WeightSet) -> Any:
+        """Return the kernels for a set; None if its tensors are not fit for them now."""
         known, s.law_on_device = self.passes.get(s), None
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             known = None
@@ -299,9 +298,11 @@ class PlainStepper(Stepper):
 
             known = SetPasses.made(local_tensors(s.params), s.scope)
         self.passes[s] = known
-        if known is not None and s.shards is None and s.law is proportional:
-            s.law_on_device = known.choice.by_law
-        return known is not None
+        if known is not None:
+            knows_law = s.shards is None and s.law is proportional
+            known.begin(self.clock.step, knows_law and "size" not in s.mechanisms)
+            s.law_on_device = known.by_law if knows_law else None
+        return known
 
     @torch.no_grad()
     def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
@@ -327,6 +328,6 @@ def can_be_in_kernels(s: WeightSet) -> bool:
     bf16 and fp16 depends on.
     """
     rounded = any(p.dtype in DROPPED_BITS for p in s.params)
-    if s.mechanisms & {"size", "cautious"} or (rounded and s.shards is not None):
+    if "cautious" in s.mechanisms or (rounded and s.shards is not None):
         return False
     return bool(s.params) and why_not(s.params) is None

@@ -108,7 +108,7 @@ class Table:
         on: Any = {"device": self.device}
         sizes = [t.numel() for t in tensors]
         if length:
-            self.block = min(1024, 1 << (length - 1).bit_length())
+            self.block = block_of(length)
             self.chunk = max(1, ELEMENTS // self.block)
             counts = [-(-n // length // self.chunk) for n in sizes]
         else:
@@ -231,6 +231,17 @@ class Bucket(Table):
             self.gradients.pop(next(iter(self.gradients)))
         self.gradients[grads] = found
         return found[0]
+
+
+def block_of(length: int) -> int:
+    """Return how many elements of a row a program reads at a time: few of them beyond its end.
+
+    >>> [block_of(length) for length in (5, 64, 768, 1000, 3072, 5000)]
+    [8, 64, 256, 1024, 1024, 1024]
+    """
+    powers = [1 << i for i in range(min(10, (length - 1).bit_length()), 6, -1)]
+    fit = [p for p in powers if -length % p <= length // 8]
+    return fit[0] if fit else min(1024, 1 << (length - 1).bit_length())
 
 
 def chunk_count(numel: int, block: int, chunk: int) -> int:
