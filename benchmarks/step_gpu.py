@@ -245,7 +245,7 @@ def measure(case: Case, bandwidth: float) -> dict[str, Any]:
     steps = {"swap": lambda: fresh(params, sets)}
     steps["peer"], steps["ours"] = (trained(make, case, grads) for make in (case.peer, case.make))
     is_large = case.model == "XL"
-    times = interleaved(steps, *((7, 8, 40) if is_large else (11, 40)))
+    times = interleaved(steps, *((11, 8, 40) if is_large else (11, 40)))
     ms = {name: statistics.median(of_rounds) for name, of_rounds in times.items()}
     ratios = [a / b for a, b in zip(times["ours"], times["peer"], strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)

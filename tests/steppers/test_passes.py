@@ -122,10 +122,10 @@ def test_another_size_than_the_norm_is_measured_by_torch_and_scaled_in_kernels(s
 @pytest.mark.parametrize("scope", ["global", "row"])
 def test_an_overflow_step_leaves_the_weights_alone(scope):
     params = weights()
-    opt = around_sgd(params, scope=scope)
+    sgd = torch.optim.SGD([{"params": params, "controlled": True}], lr=0.1, fused=True)
+    opt = NormControl(sgd, ratio=2.0, rate=0.1, scope=scope)
     train(opt, params)
     before = [p.detach().clone() for p in params]
-    opt.param_groups[0]["lr"] = 0.0  # SGD does not know of the overflow
     opt.found_inf = torch.ones(1, device=DEVICE)
     opt.step()
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))

@@ -98,9 +98,10 @@ def scale_by_law(norm, target, rate, skip, HAS_INF: tl.constexpr):
     """Return the scale that the law gives; 1 if it cannot give one, see ``groups/sets.py``."""
     scale = law(norm, target, rate)
     finite = (tl.abs(scale) < float("inf")) & (tl.abs(norm) < float("inf"))
+    scale = tl.where(finite, scale, 1.0)
     if HAS_INF:
-        finite = finite & (skip == 0)
-    return tl.where(finite, scale, 1.0)
+        scale = tl.where(skip == 0, scale, 1.0)
+    return scale
 
 
 @triton.jit
