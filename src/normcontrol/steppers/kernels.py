@@ -46,10 +46,10 @@ def _adam_block(
 
     Where the mask is off, the returned values are arbitrary.
     """
-    g = tl.load(g_ptr + offsets, mask, eviction_policy="evict_first").to(tl.float32) * g_factor
+    g = tl.load(g_ptr + offsets, mask).to(tl.float32) * g_factor
     p = tl.load(p_ptr + offsets, mask).to(tl.float32)
-    m = tl.load(m_ptr + offsets, mask, eviction_policy="evict_first").to(tl.float32)
-    v = tl.load(v_ptr + offsets, mask, eviction_policy="evict_first").to(tl.float32)
+    m = tl.load(m_ptr + offsets, mask).to(tl.float32)
+    v = tl.load(v_ptr + offsets, mask).to(tl.float32)
     new_p = p * factor if BEFORE else p
     new_m = m + one_minus_beta1 * (g - m)
     new_v = v + one_minus_beta2 * (g * g - v)
@@ -71,8 +71,8 @@ def _adam_block(
         if AMSGRAD:
             top = tl.where(skip == 0, top, old_top)
     tl.store(p_ptr + offsets, new_p.to(p_ptr.dtype.element_ty), mask)
-    tl.store(m_ptr + offsets, new_m.to(m_ptr.dtype.element_ty), mask, eviction_policy="evict_first")
-    tl.store(v_ptr + offsets, new_v.to(v_ptr.dtype.element_ty), mask, eviction_policy="evict_first")
+    tl.store(m_ptr + offsets, new_m.to(m_ptr.dtype.element_ty), mask)
+    tl.store(v_ptr + offsets, new_v.to(v_ptr.dtype.element_ty), mask)
     if AMSGRAD:
         tl.store(x_ptr + offsets, top.to(x_ptr.dtype.element_ty), mask)
     return new_p
