@@ -161,6 +161,31 @@ def test_weights_that_were_moved_or_laid_out_in_another_way_are_still_those_that
 
 
 @here
+def test_a_shard_that_was_replaced_is_the_one_that_is_scaled(tmp_path):
+    """FSDP gives its parameters other local tensors, for example when a model is moved."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    backend = "nccl" if CUDA else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        whole = torch.linspace(1, 2, 24, device=DEVICE).view(4, 6)
+        p = nn.Parameter(distribute_tensor(whole, init_device_mesh(DEVICE, (1,)), [Shard(0)]))
+        opt = around_sgd([p], ratio=1.0, rate=1.0)
+        p.grad = torch.zeros_like(p)
+        opt.step()
+        assert in_kernels(opt) == 1
+        old = p._local_tensor
+        p._local_tensor = 3 * old
+        kept = old.clone()
+        opt.step()
+        assert torch.equal(old, kept)
+        assert p._local_tensor.norm().item() == pytest.approx(whole.norm().item(), rel=1e-6)
+    finally:
+        dist.destroy_process_group()
+
+
+@here
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_weights_that_are_not_finite_or_zero_do_not_spread(bad):
     params = weights(shapes=[(4, 4), (4, 4), (4, 4)])

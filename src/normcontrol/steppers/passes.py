@@ -214,10 +214,11 @@ class SetPasses:
             return None  # the tables must exist before a graph is captured
         return SetPasses(tensors, scope)
 
-    def still_fits(self) -> bool:
-        """Return whether the tensors are where they were."""
-        at = list(map(Tensor.data_ptr, self.tensors))
-        return at == self.addresses and list(map(Tensor.stride, self.tensors)) == self.strides
+    def still_fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether the tensors are where they were. Shards may be other objects now."""
+        self.tensors = tensors
+        at = list(map(Tensor.data_ptr, tensors))
+        return at == self.addresses and list(map(Tensor.stride, tensors)) == self.strides
 
     def begin(self, step: Tensor, may_be_one_pass: bool) -> None:
         """Begin a step, whose number seeds the rounding of bf16 and fp16.

@@ -293,7 +293,7 @@ class PlainStepper(Stepper):
         known, s.law_on_device = self.passes.get(s), None
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             known = None
-        elif known is None or not known.still_fits():
+        elif known is None or not known.still_fits(local_tensors(s.params)):
             from normcontrol.steppers.passes import SetPasses  # needs Triton
 
             known = SetPasses.made(local_tensors(s.params), s.scope)
