@@ -151,7 +151,7 @@ class WeightSet:
                 self._unit_on_host = self.unit.item()
             self.goal = value * self._unit_on_host, rate
             return
-        target = self._target(value)
+        target = self._target(value) if clock.known else value * self.unit
         for name in self.mechanisms.intersection(STEP_LENGTHS):
             self.length = self.value(name, clock, math.inf) * target
         self.goal = target, rate

@@ -42,15 +42,24 @@ class Parts:
         """What a guess missed."""
         self.needed = torch.zeros((), dtype=torch.int32, device=device)
         """Whether a pass is needed to multiply, because a factor is not 1."""
-        self._number: tuple[float | None, Tensor] = None, self.norms.new_zeros(())
+        self._rate: tuple[float | None, Tensor] = None, self.norms.new_zeros(())
 
-    def on_gpu(self, value: Tensor | float) -> Tensor:
-        """Return a target or a rate as a tensor; the last number is kept."""
-        if isinstance(value, Tensor):
-            return value.to(self.norms)
-        if self._number[0] != value:
-            self._number = value, self.norms.new_full((), value)
-        return self._number[1]
+    def goal(self, target: Tensor | float, rate: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Return the target and the rate as tensors on the device.
+
+        A number as rate is written there when it changes. A graph that is being captured gets its
+        own, since what it would write is not there before it is replayed.
+        """
+        new_full, (known, stored) = self.norms.new_full, self._rate
+        if not isinstance(target, Tensor):
+            target = new_full((), target)
+        if isinstance(rate, Tensor):
+            return target, rate.to(self.norms)
+        if rate != known:
+            if stored.is_cuda and torch.cuda.is_current_stream_capturing():
+                return target, new_full((), rate)
+            self._rate = rate, stored.fill_(rate)
+        return target, stored
 
 
 class Passes:
@@ -153,7 +162,7 @@ class Choice:
 
     def by_law(self, target: Any, rate: Any, skip: Tensor | None) -> Tensor:
         """Choose by the proportional law; return the scale. ``skip`` is GradScaler's flag."""
-        target, rate = self.parts.on_gpu(target), self.parts.on_gpu(rate)
+        target, rate = self.parts.goal(target, rate)
         scale = torch.empty_like(target)
         with self.parts.on_device:
             launch = self.launches[True, skip is not None]
@@ -239,7 +248,7 @@ class SetPasses:
         """Choose the factors by the law, from the norms; return the scale."""
         if not self.is_one_pass:
             return self.choice.by_law(target, rate, skip)
-        target, rate = self.parts.on_gpu(target), self.parts.on_gpu(rate)
+        target, rate = self.parts.goal(target, rate)
         scale = torch.empty_like(target)
         with self.parts.on_device:
             for passes in self.passes:

@@ -266,7 +266,9 @@ class PlainStepper(Stepper):
         return stepped if loss is None else loss
 
     def local_norms(self, s: WeightSet) -> Tensor:
-        passes = self._find_passes(s) if s in self.on_gpu else None
+        s.law_on_device, passes = None, None
+        if not torch.compiler.is_compiling() and s in self.on_gpu:
+            passes = self._find_passes(s)
         if passes is not None and "size" not in s.mechanisms:
             return passes.measure()
         params = s.params if s.shards is None else [local(p) for p in s.params]
@@ -278,7 +280,7 @@ class PlainStepper(Stepper):
         params = s.params if s.shards is None else [local(p) for p in s.params]
         if not params:
             return
-        if s in self.on_gpu and self.passes[s] is not None:
+        if not torch.compiler.is_compiling() and self.passes.get(s) is not None:
             self.passes[s].multiply_(scale if s.law_on_device is None else None)
         elif "cautious" in s.mechanisms:
             multiply_cautiously_(params, s.before, s.scope, scale, step)
@@ -290,8 +292,8 @@ class PlainStepper(Stepper):
 
     def _find_passes(self, s: WeightSet) -> Any:
         """Return the kernels for a set; None if its tensors are not fit for them now."""
-        known, s.law_on_device = self.passes.get(s), None
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        known = self.passes.get(s)
+        if torch.is_grad_enabled():
             known = None
         elif known is None or not known.still_fits(local_tensors(s.params)):
             from normcontrol.steppers.passes import SetPasses  # needs Triton
