@@ -1,13 +1,18 @@
-"""Measures the time of an AdamWN step on the GPU, compared with torch's fused AdamW in one run.
+"""Measures steps under norm control on the GPU, each beside its peer without control, in one run.
 
     python benchmarks/step_gpu.py --json results/step_gpu.json
 
-Every row is a ratio of medians over interleaved rounds, beside the ratio of the bytes moved. Adam
-moves 28 bytes per float32 parameter (reads p, g, m, v; writes p, m, v). AdamWN moves the same if
-the guessed factor is right. If it is wrong, the step reads and writes p once more, 8 bytes.
-Clipping adds 4 bytes in AdamWN, which reads the gradients once more, and 12 with
-``clip_grad_norm_``, which reads them twice and writes them. How often a guess is wrong depends on
-the training: ``--misses`` counts it for a GPT.
+Every row is a ratio of medians over interleaved rounds. The gradients differ at every step, as in
+training: four sets in turn, which become ``p.grad`` within the time of both contenders (``swap``
+says how long that takes). With constant gradients every guess of a scale would be right.
+
+Beside the ratio stands a limit: the time that the bytes alone need at the speed of a copy. Adam
+moves 28 bytes per float32 weight (reads p, g, m, v; writes p, m, v), SGD with momentum 20. AdamWN
+moves the same if the guessed factor is right; a second pass reads and writes p once more, 8 bytes.
+``order="before"`` reads p once more, 4 bytes. ``NormControl`` adds 12 to what its peer takes: it
+reads, then reads and writes; rows are read and written once, 8. Clipping reads the gradients once
+more, 4 bytes; ``clip_grad_norm_`` reads them twice and writes them. Where Python and launches are
+the limit, there is none here.
 """
 
 from __future__ import annotations
@@ -16,64 +21,208 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+from common import gpt_shapes
 from step_gpu_misses import misses
-from torch import nn
+from step_gpu_profile import profile
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
 
 from normcontrol import AdamWN, NormControl, linear
-from normcontrol.steppers import fused, tables
+from normcontrol.steppers import tables
 
 RATIO = linear(1.0, 2.0, steps=2500)
-
-
-def gpt2_shapes(
-    layers: int, width: int, vocabulary: int = 50257, context: int = 1024
-) -> list[tuple[int, ...]]:
-    """The shapes of all tensors of GPT-2 with biases, in the order of the model: 148 for 12
-    layers."""
-    d = width
-    block = [
-        (d,),
-        (d,),
-        (3 * d, d),
-        (3 * d,),
-        (d, d),
-        (d,),
-        (d,),
-        (d,),
-        (4 * d, d),
-        (4 * d,),
-        (d, 4 * d),
-        (d,),
-    ]
-    return [(vocabulary, d), (context, d), *(block * layers), (d,), (d,)]
-
-
-SHAPES = {
-    "GPT-2 124M": gpt2_shapes(12, 768),
-    "GPT-2 XL 1.56B": gpt2_shapes(48, 1600),
+Shapes = list[tuple[int, ...]]
+Params = list[nn.Parameter]
+Step = Callable[[], Any]
+MODELS: dict[str, Shapes] = {
+    "124M": gpt_shapes(768, 12, 50257),
+    "XL": gpt_shapes(1600, 48, 50257),
+    "1M": gpt_shapes(128, 4, 1024),
+    "10M": gpt_shapes(384, 5, 1024),
     "1,000 x 1,000": [(20, 50)] * 1000,
+    "12 x 1,024": [(1024, 1024)] * 12,
 }
 
 
-def parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Parameter]:
+def adamw(params: Params, **options: Any) -> AdamW:
+    return AdamW(params, lr=1e-4, fused=True, **{"weight_decay": 0.1, **options})
+
+
+def sgd(params: Params) -> SGD:
+    return SGD(params, lr=1e-4, momentum=0.9, fused=True)
+
+
+def adamw_step(params: Params) -> Step:
+    return adamw(params).step
+
+
+def sgd_step(params: Params) -> Step:
+    return sgd(params).step
+
+
+def clipped_step(params: Params) -> Step:
+    optimizer = adamw(params)
+
+    def step() -> None:
+        nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+
+    return step
+
+
+def ours(**settings: Any) -> Callable[[Params], Step]:
+    return lambda params: AdamWN(params, **{"lr": 1e-4, "ratio": RATIO, **settings}).step
+
+
+def around(make: Callable[[Params], Any], **settings: Any) -> Callable[[Params], Step]:
+    return lambda params: NormControl(make(params), **{"ratio": RATIO, **settings}).step
+
+
+def captured(make: Callable[[Params], torch.optim.Optimizer]) -> Callable[[Params], Step]:
+    """A step in a CUDA graph: its gradients are copied to where the graph reads them."""
+
+    def build(params: Params) -> Step:
+        static = [torch.zeros_like(p) for p in params]
+
+        def copy_gradients() -> None:
+            torch._foreach_copy_(static, [p.grad for p in params])
+
+        optimizer = make(params)
+        given = [p.grad for p in params]
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        copy_gradients()
+        with torch.cuda.stream(aside):
+            for p, grad in zip(params, static, strict=True):
+                p.grad = grad
+            for _ in range(3):
+                optimizer.step()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        for p, grad in zip(params, given, strict=True):
+            p.grad = grad
+
+        def step(kept: Any = optimizer) -> None:  # the graph uses the memory of the optimizer
+            copy_gradients()
+            graph.replay()
+
+        return step
+
+    return build
+
+
+@dataclass(frozen=True)
+class Case:
+    """A contender, its peer, and the bytes per float32 weight that bound it."""
+
+    name: str
+    model: str
+    make: Callable[[Params], Step]
+    goal: float | None = None
+    moved: int | None = None
+    """The bytes that the whole step moves per weight of four bytes."""
+    added: int | None = None
+    """Or those that it moves in addition to the peer."""
+    peer: Callable[[Params], Step] = adamw_step
+    dtype: torch.dtype = torch.float32
+
+
+CASES = [
+    Case("global, after", "124M", ours(), 0.84, 28),
+    Case("global, before", "124M", ours(order="before"), 0.84, 32),
+    Case("tensor scope", "124M", ours(scope="tensor"), 0.95, 28),
+    Case("row scope", "124M", ours(scope="row"), 1.25, 36),
+    Case("rate 0.1, ratio 1", "124M", ours(rate=0.1, ratio=1.0), 1.00, 36),
+    Case("rate 1, ratio 1", "124M", ours(rate=1.0, ratio=1.0), 1.05, 36),
+    Case("clipping, after", "124M", ours(max_grad_norm=1.0), 0.64, 32, peer=clipped_step),
+    Case(
+        "clipping, before", "124M", ours(max_grad_norm=1.0, order="before"), 0.64, 36,
+        peer=clipped_step,
+    ),
+    Case(
+        "NormControl(AdamW)", "124M", around(lambda p: adamw(p, weight_decay=0.0)), 1.38, added=12
+    ),
+    Case("NormControl(SGD, momentum)", "124M", around(sgd), 1.55, added=12, peer=sgd_step),
+    Case(
+        "NormControl(SGD, momentum), row scope", "124M", around(sgd, scope="row"), None, added=8,
+        peer=sgd_step,
+    ),
+    Case("bf16, after", "124M", ours(), 0.95, 28, dtype=torch.bfloat16),
+    Case("bf16, before", "124M", ours(order="before"), None, 32, dtype=torch.bfloat16),
+    Case(
+        "bf16, NormControl(AdamW)", "124M", around(lambda p: adamw(p, weight_decay=0.0)), None,
+        added=12, dtype=torch.bfloat16,
+    ),
+    Case("1,000 tensors of 1,000", "1,000 x 1,000", ours(), 0.60),
+    Case("1M weights", "1M", ours(), 1.4),
+    Case("10M weights", "10M", ours(), 1.2),
+    Case("1M weights, tensor scope", "1M", ours(scope="tensor")),
+    Case("1M weights, NormControl(AdamW)", "1M", around(lambda p: adamw(p, weight_decay=0.0))),
+    Case(
+        "1M weights, CUDA graph", "1M",
+        captured(lambda p: AdamWN(p, lr=1e-4, ratio=RATIO, capturable=True)),
+        peer=captured(lambda p: adamw(p, capturable=True)),
+    ),
+    Case("global, after", "XL", ours(), 0.84, 28),
+    Case("NormControl(AdamW)", "XL", around(lambda p: adamw(p, weight_decay=0.0)), added=12),
+    Case(
+        "size='spectral'", "12 x 1,024",
+        around(lambda p: adamw(p, weight_decay=0.0), size="spectral", scope="tensor"), 3.0,
+    ),
+]  # fmt: skip
+"""Every case with a number in the performance budget, and some beside them."""
+
+
+def parameters(shapes: Shapes, dtype: torch.dtype) -> Params:
     torch.manual_seed(0)
-    params = [nn.Parameter(torch.randn(s, device="cuda", dtype=dtype) * 0.02) for s in shapes]
-    for p in params:
-        p.grad = torch.randn_like(p) * 1e-3
-    return params
+    return [nn.Parameter(torch.randn(s, device="cuda", dtype=dtype) * 0.02) for s in shapes]
 
 
-def interleaved(steps: dict[str, Any], rounds: int, inner: int) -> dict[str, float]:
-    """Median milliseconds per step of each function. The rounds are taken in turn, so that a change
-    of the GPU's speed affects all of them."""
+def gradients(shapes: Shapes, dtype: torch.dtype) -> list[list[Tensor]]:
+    torch.manual_seed(1)
+    return [[torch.randn(s, device="cuda", dtype=dtype) * 1e-3 for s in shapes] for _ in range(4)]
+
+
+def fresh(params: Params, sets: Iterator[list[Tensor]]) -> None:
+    """Give the parameters their next gradients."""
+    for p, grad in zip(params, next(sets), strict=True):
+        p.grad = grad
+
+
+def trained(make: Callable[[Params], Step], case: Case, grads: list[list[Tensor]]) -> Step:
+    """A step with new gradients, of parameters of its own."""
+    params, sets = parameters(MODELS[case.model], case.dtype), cycle(grads)
+    fresh(params, sets)
+    step = make(params)
+
+    def trained_step() -> None:
+        fresh(params, sets)
+        step()
+
+    return trained_step
+
+
+def interleaved(
+    steps: dict[str, Step], rounds: int, inner: int, warm_up: int = 100
+) -> dict[str, list[float]]:
+    """Milliseconds per step of each function in every round. The rounds are taken in turn, so that
+    a change of the GPU's speed affects all of them."""
     for step in steps.values():
         # More steps than a warm-up needs: while a target starts to move, guesses are often wrong.
-        for _ in range(100):
+        for _ in range(warm_up):
             step()
     torch.cuda.synchronize()
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -86,135 +235,61 @@ def interleaved(steps: dict[str, Any], rounds: int, inner: int) -> dict[str, flo
             end.record()
             end.synchronize()
             times[name].append(start.elapsed_time(end) / inner)
-    return {name: statistics.median(t) for name, t in times.items()}
+    return times
 
 
-def clipped(optimizer: torch.optim.Optimizer, params: list[nn.Parameter]) -> Any:
-    def step() -> None:
-        nn.utils.clip_grad_norm_(params, 1.0)
-        optimizer.step()
-
-    return step
-
-
-def contenders() -> dict[str, tuple[str, Any]]:
-    """What is measured, as {name: (peer, make)}: the name of what it is compared with, and a
-    function that returns the step for given parameters."""
-
-    def adamw(params: list[nn.Parameter], decay: float = 0.1) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(params, lr=1e-4, weight_decay=decay, fused=True)
-
-    def ours(**settings: Any) -> Any:
-        return lambda params: AdamWN(params, lr=1e-4, ratio=RATIO, **settings).step
-
-    clip = "clip_grad_norm_ + AdamW fused"
+def measure(case: Case, bandwidth: float) -> dict[str, Any]:
+    """Time a case and its peer in turn, each with its own parameters and the same gradients."""
+    shapes = MODELS[case.model]
+    grads = gradients(shapes, case.dtype)
+    params, sets = parameters(shapes, case.dtype), cycle(grads)
+    steps = {"swap": lambda: fresh(params, sets)}
+    steps["peer"], steps["ours"] = (trained(make, case, grads) for make in (case.peer, case.make))
+    is_large = case.model == "XL"
+    times = interleaved(steps, *((11, 8, 40) if is_large else (11, 40)))
+    ms = {name: statistics.median(of_rounds) for name, of_rounds in times.items()}
+    ratios = [a / b for a, b in zip(times["ours"], times["peer"], strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    weights = sum(torch.Size(s).numel() for s in shapes)
+    per_byte = weights * case.dtype.itemsize / 4 / (bandwidth * 1e9)  # milliseconds
+    limit = None
+    if case.moved is not None:
+        limit = case.moved * per_byte
+    elif case.added is not None:
+        limit = ms["peer"] + case.added * per_byte
     return {
-        "AdamW fused": ("", lambda params: adamw(params).step),
-        clip: ("", lambda params: clipped(adamw(params), params)),
-        "global, after": ("AdamW fused", ours()),
-        "global, before": ("AdamW fused", ours(order="before")),
-        "tensor, after": ("AdamW fused", ours(scope="tensor")),
-        "max_grad_norm, global, after": (clip, ours(max_grad_norm=1.0)),
-        "max_grad_norm, global, before": (clip, ours(max_grad_norm=1.0, order="before")),
-        "NormControl(AdamW fused)": (
-            "AdamW fused",
-            lambda params: NormControl(adamw(params, 0.0), ratio=RATIO).step,
-        ),
-        **peers(),
+        "ratio": round(ms["ours"] / ms["peer"], 4),
+        "spread": round(high - low, 4),
+        "goal": case.goal,
+        "limit": limit and round(limit / ms["peer"], 4),
+        "ms": round(ms["ours"], 4),
+        "peer_ms": round(ms["peer"], 4),
+        "limit_ms": limit and round(limit, 4),
+        "swap_ms": round(ms["swap"], 4),
+        "weights": weights,
+        "tensors": len(shapes),
     }
-
-
-def compare(
-    shapes: list[tuple[int, ...]],
-    dtype: torch.dtype,
-    rounds: int,
-    inner: int,
-    only: list[str] | None = None,
-) -> dict[str, Any]:
-    """Time each contender and its peer in turn, each with its own parameters."""
-    rows = {}
-    makers = contenders()
-    for name, (peer, make) in makers.items():
-        if peer and (only is None or name in only):
-            steps = {
-                peer: makers[peer][1](parameters(shapes, dtype)),
-                name: make(parameters(shapes, dtype)),
-            }
-            times = interleaved(steps, rounds, inner)
-            rows[name] = {
-                "ms": round(times[name], 4),
-                "peer": peer,
-                "peer_ms": round(times[peer], 4),
-                "ratio": times[name] / times[peer],
-            }
-            del steps
-            torch.cuda.empty_cache()
-    return rows
-
-
-def peers() -> dict[str, tuple[str, Any]]:
-    """Fused optimizers of other packages, if they are installed."""
-    found: dict[str, tuple[str, Any]] = {}
-    try:
-        from apex.optimizers import FusedAdam
-
-        found["apex FusedAdam"] = (
-            "AdamW fused",
-            lambda params: FusedAdam(params, lr=1e-4, weight_decay=0.1).step,
-        )
-    except ImportError:
-        pass
-    try:
-        from torchao.optim import AdamW8bit
-
-        found["torchao AdamW8bit"] = (
-            "AdamW fused",
-            lambda params: AdamW8bit(params, lr=1e-4, weight_decay=0.1).step,
-        )
-        found["NormControl(torchao AdamW8bit)"] = (
-            "AdamW fused",
-            lambda params: (
-                NormControl(AdamW8bit(params, lr=1e-4, weight_decay=0.0), ratio=RATIO).step
-            ),
-        )
-    except ImportError:
-        pass
-    return found
-
-
-BYTES = {  # bytes moved per float32 parameter
-    "global, after": 28,
-    "global, before": 32,
-    "tensor, after": 28,
-    "max_grad_norm, global, after": 32,
-    "max_grad_norm, global, before": 36,
-    "NormControl(AdamW fused)": 40,
-}
-# The same, divided by the bytes that the peer moves.
-LIMITS = {
-    name: moved / (40 if name.startswith("max_grad_norm") else 28) for name, moved in BYTES.items()
-}
 
 
 def copy_bandwidth() -> float:
     """Terabytes per second that a copy on the device reads and writes."""
     a = torch.empty(1 << 30, device="cuda", dtype=torch.float32)
     b = torch.empty_like(a)
-    return 2 * a.nbytes / interleaved({"copy": lambda: b.copy_(a)}, 5, 5)["copy"] / 1e9
+    times = interleaved({"copy": lambda: b.copy_(a)}, 5, 5, warm_up=10)["copy"]
+    return 2 * a.nbytes / statistics.median(times) / 1e9
 
 
-def extra_memory(shapes: list[tuple[int, ...]]) -> int:
+def extra_memory(shapes: Shapes) -> int:
     """Bytes of memory that AdamWN uses after a few steps beyond those of torch's fused AdamW."""
     params = parameters(shapes, torch.float32)
+    for p in params:
+        p.grad = torch.randn_like(p)
     used = []
-    for make in (
-        lambda: torch.optim.AdamW(params, fused=True),
-        lambda: AdamWN(params, ratio=RATIO, max_grad_norm=1.0),
-    ):
+    for make in (adamw, lambda params: AdamWN(params, ratio=RATIO, max_grad_norm=1.0)):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
-        opt = make()
+        opt = make(params)
         for _ in range(3):
             opt.step()
         torch.cuda.synchronize()
@@ -225,22 +300,18 @@ def extra_memory(shapes: list[tuple[int, ...]]) -> int:
 
 def tune() -> None:
     """Time the kernels with several block sizes, warps and blocks per chunk."""
-    params = parameters(SHAPES["GPT-2 124M"], torch.float32)
-    adamw = torch.optim.AdamW(params, lr=1e-4, weight_decay=0.1, fused=True)
-    base = interleaved({"AdamW": adamw.step}, 10, 10)["AdamW"]
+    case = CASES[0]
+    grads = gradients(MODELS[case.model], case.dtype)
+    base = statistics.median(interleaved({"": trained(case.peer, case, grads)}, 10, 10)[""])
     print(f"AdamW fused {base:.3f} ms")
     for block, warps, blocks in [
         (b, w, c) for b in (512, 1024, 2048, 4096) for w in (4, 8) for c in (1, 2, 4, 8, 16)
     ]:
         if block * blocks > 32768 or block // (32 * warps) > 16:
             continue
-        fused.BLOCK = tables.BLOCK = block
-        tables.WARPS, tables.BLOCKS_A_CHUNK = warps, blocks
-        steps = {
-            o + s: AdamWN(params, lr=1e-4, ratio=RATIO, order=o, scope=s).step
-            for o, s in (("before", "global"), ("after", "global"))
-        }
-        got = interleaved(steps, 7, 10)
+        tables.BLOCK, tables.WARPS, tables.BLOCKS_A_CHUNK = block, warps, blocks
+        steps = {order: trained(ours(order=order), case, grads) for order in ("before", "after")}
+        got = {name: statistics.median(t) for name, t in interleaved(steps, 7, 10).items()}
         print(
             f"block {block:5} warps {warps} blocks {blocks:3}: "
             + "  ".join(f"{k} {v:.3f} ({v / base:.3f})" for k, v in got.items()),
@@ -248,61 +319,29 @@ def tune() -> None:
         )
 
 
-def measure_cases(bandwidth: float, only: list[str] | None) -> dict[str, Any]:
-    """Measure and print all cases, or those whose title contains one of the texts in ``only``."""
-    results: dict[str, Any] = {}
-    for title, shapes, dtype, rounds, inner in (
-        ("GPT-2 124M fp32", SHAPES["GPT-2 124M"], torch.float32, 11, 40),
-        ("GPT-2 XL 1.56B fp32", SHAPES["GPT-2 XL 1.56B"], torch.float32, 7, 8),
-        ("GPT-2 124M bf16", SHAPES["GPT-2 124M"], torch.bfloat16, 11, 40),
-        ("1,000 tensors of 1,000 fp32", SHAPES["1,000 x 1,000"], torch.float32, 7, 20),
-    ):
-        if only and not any(text in title for text in only):
+def measure_cases(bandwidth: float, only: str) -> dict[str, Any]:
+    """Measure and print the cases whose model and name contain a text."""
+    rows: dict[str, Any] = {}
+    print(f"{'':46}{'ratio':>7}{'spread':>8}{'goal':>6}{'limit':>7}{'ms':>9}{'peer':>9}")
+    for case in CASES:
+        title = f"{case.model}: {case.name}"
+        if only not in title:
             continue
-        rows = compare(shapes, dtype, rounds, inner)
-        count = sum(torch.Size(s).numel() for s in shapes)
-        bytes_each = 28 if dtype == torch.float32 else 14
-        floor = count * bytes_each / (bandwidth * 1e9)
+        try:
+            row = rows[title] = measure(case, bandwidth)
+        except Exception as error:  # the other cases are worth having
+            rows[title] = {"error": f"{type(error).__name__}: {error}"}
+            print(f"{title:46}{rows[title]['error']}", flush=True)
+            continue
+        finally:
+            torch.cuda.empty_cache()
+        goal, limit = (f"{x:.2f}" if x else "" for x in (row["goal"], row["limit"]))
         print(
-            f"\n{title}: {count:,} parameters; {bytes_each} bytes each at copy speed: {floor:.3f} "
-            "ms"
+            f"{title:46}{row['ratio']:7.3f}{row['spread']:8.3f}{goal:>6}{limit:>7}"
+            f"{row['ms']:9.4f}{row['peer_ms']:9.4f}",
+            flush=True,
         )
-        print(
-            f"{'':34}{'ms':>8} {'peer':>8} {'ratio':>7} {'bytes alone':>12} {'at copy speed':>14}"
-        )
-        for name, row in rows.items():
-            row["bytes_ratio"], row["ratio"] = LIMITS.get(name), round(row["ratio"], 4)
-            row["ratio_at_copy_speed"] = (
-                round(BYTES[name] / 28 * floor / row["peer_ms"], 4) if name in BYTES else None
-            )
-            alone, best = (
-                f"{x:.3f}" if x else "" for x in (row["bytes_ratio"], row["ratio_at_copy_speed"])
-            )
-            print(
-                f"{name:34}{row['ms']:8.3f} {row['peer_ms']:8.3f} {row['ratio']:7.3f} {alone:>12} "
-                f"{best:>14}"
-            )
-        results[title] = {"floor_ms": round(floor, 4), **rows}
-    return results
-
-
-def measure_growth() -> dict[str, Any]:
-    """Measure and print models from one million to three billion parameters."""
-    results: dict[str, Any] = {}
-    print("\ngrowth, global after, against AdamW fused")
-    for millions in (1, 10, 100, 1000, 3000):
-        shapes = (
-            [(1000, 1000)] * millions if millions <= 100 else [(10000, 10000)] * (millions // 100)
-        )
-        row = compare(shapes, torch.float32, 5, 20 if millions < 1000 else 5, ["global, after"])[
-            "global, after"
-        ]
-        results[f"growth {millions}M"] = row
-        print(
-            f"{millions:6} M parameters: {row['ms']:8.3f} ms against {row['peer_ms']:8.3f}, ratio "
-            f"{row['ratio']:.3f}"
-        )
-    return results
+    return rows
 
 
 def main() -> None:
@@ -310,14 +349,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--misses", action="store_true")
-    parser.add_argument(
-        "--cases",
-        nargs="+",
-        metavar="TEXT",
-        help="measure only the cases whose title contains one of these",
-    )
+    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose title has this")
+    parser.add_argument("--tune", action="store_true", help="try several shapes of blocks")
+    parser.add_argument("--misses", action="store_true", help="count wrong guesses in a training")
+    parser.add_argument("--profile", action="store_true", help="profile Python in small steps")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
@@ -327,31 +362,33 @@ def main() -> None:
     if args.misses:
         misses()
         return None
+    if args.profile:
+        optimizers = {
+            "AdamWN": ours(),
+            "NormControl(AdamW(fused=True))": around(lambda p: adamw(p, weight_decay=0.0)),
+        }
+        grads = gradients(MODELS["1M"], torch.float32)
+        for name, make in optimizers.items():
+            params, sets = parameters(MODELS["1M"], torch.float32), cycle(grads)
+            fresh(params, sets)
+            profile(name, make(params), partial(fresh, params, sets))
+        return None
 
     machine = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "triton": fused.triton.__version__,
+        "triton": triton.__version__,
         "python": platform.python_version(),
     }
     bandwidth = copy_bandwidth()
+    torch.cuda.empty_cache()
     print(f"{machine}; device copy {bandwidth:.2f} TB/s")
-    missing = [name for name in ("apex FusedAdam", "torchao AdamW8bit") if name not in peers()]
-    print(f"not installed, therefore not measured: {', '.join(missing) or 'nothing'}")
-    results: dict[str, Any] = {
-        "machine": machine,
-        "copy_TB_per_s": bandwidth,
-        "not installed": missing,
-    }
-    results["cases"] = measure_cases(bandwidth, args.cases)
-    if args.cases:
-        return None
-    results["cases"] |= measure_growth()
-    for title in ("GPT-2 124M", "GPT-2 XL 1.56B"):
-        results[f"extra bytes, {title}"] = extra = extra_memory(SHAPES[title])
-        print(f"{title}: {extra:,} bytes more than AdamW fused uses")
-        torch.cuda.empty_cache()
-    results["share of steps with a second pass"] = misses()
+    command = " ".join(["python", *sys.argv])
+    results: dict[str, Any] = {"command": command, "machine": machine, "copy_TB_per_s": bandwidth}
+    results["cases"] = measure_cases(bandwidth, args.only)
+    if not args.only:
+        results["extra_bytes"] = {m: extra_memory(MODELS[m]) for m in ("124M", "XL")}
+        print(f"bytes more than AdamW fused uses: {results['extra_bytes']}")
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -4,7 +4,8 @@ A law is a function ``(norm, target, rate) -> scale``, element-wise on tensors. 
 about optimizers, schedules, or which weights share a norm. To add a law, write a function and add
 one line to :data:`LAWS`; or give the function itself as ``law=``, which a checkpoint cannot store.
 A law that keeps state between steps is a class, see :class:`Integral`. Only :func:`proportional` is
-also called with floats, which is faster where the host may read the norm.
+also called with floats, which is faster where the host may read the norm, and compiled by Triton:
+hence the comment in place of annotations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Number = TypeVar("Number", Tensor, Any)
 """A tensor, or a float where the host may read the norm."""
 
 
-def proportional(norm: Number, target: Number, rate: Tensor | float) -> Number:
+def proportional(norm, target, rate):
+    # type: (Number, Number, Tensor | float) -> Number
     r"""Equation 3 of the paper: ``theta <- theta - k_t (1 - r_t ||theta_0|| / ||theta_t||) theta``.
 
     The new norm is exactly ``norm' = (1 - rate) * norm + rate * target``.
@@ -31,8 +33,7 @@ def proportional(norm: Number, target: Number, rate: Tensor | float) -> Number:
     >>> proportional(norm, target, 0.1) * norm     # a tenth of the way from 10 to 20
     tensor(11.)
     """
-    scale: Number = 1 - rate * (1 - target / norm)
-    return scale
+    return 1 - rate * (1 - target / norm)
 
 
 def upper_bound(norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:

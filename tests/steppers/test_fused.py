@@ -94,6 +94,23 @@ def test_the_options_of_adam_match_torchs_implementation(options):
 
 
 @here
+def test_a_schedule_of_learning_rate_betas_and_eps_compiles_no_new_kernel():
+    """OneCycleLR changes a beta at every step. If betas were constants of the kernels, a kernel
+    would be compiled at every step."""
+    ours = tensors()
+    theirs = copy.deepcopy(ours)
+    fast = kernels(ours, ratio=1.2, rate=0.1)
+    plain = AdamWN(everything(theirs), LR, BETAS, fused=False, ratio=1.2, rate=0.1)
+    for t in range(1, 5):
+        for opt, params in ((fast, ours), (plain, theirs)):
+            changed = {"lr": LR * t, "betas": (0.8 + 0.01 * t, 0.9 + 0.01 * t), "eps": 1e-8 * t}
+            opt.param_groups[0].update(changed)
+            run(opt, params, range(t, t + 1))
+    assert worst(ours, theirs) < 1e-6
+    assert [len(b.launches) for b in fast.stepper.plan.buckets] == [1]
+
+
+@here
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_weights_are_scaled_right_on_average(dtype):
     """Equal weights are multiplied by a factor that changes them by a fraction of one unit in the

@@ -3,6 +3,7 @@ between steps, tensors that the kernels cannot handle, and shards."""
 
 import copy
 import math
+import weakref
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from processes import run as run_processes
 from torch import nn
 
 from normcontrol import AdamWN, linear
-from normcontrol.steppers.tables import Launches
+from normcontrol.steppers.tables import KEPT, Launch
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.cuda] if CUDA else []
@@ -75,6 +76,32 @@ def test_a_step_that_is_refused_or_whose_closure_raises_changes_nothing(order):
         opt.step()
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
     assert opt.clock.step.item() == opt.clock.calls == 2
+
+
+@here
+def test_gradients_are_free_as_soon_as_nobody_else_keeps_them():
+    """Else the gradients of two steps would be in memory at the end of the next backward pass."""
+    params = tensors()
+    opt = kernels(params)
+    run(opt, params, range(1, 4))
+    last = [weakref.ref(p.grad) for p in params]
+    opt.zero_grad()
+    assert [ref() for ref in last] == [None] * len(params)
+
+
+@here
+def test_gradients_may_be_at_other_addresses_at_every_step():
+    """More sets of gradients than tables of addresses are kept, in turn and then again."""
+    ours, theirs = tensors(), tensors()
+    kept = [gradients(ours, t) for t in range(KEPT + 2)]
+    opt, twin = kernels(ours), kernels(theirs)
+    for t in [*range(KEPT + 2), 0, KEPT + 1, 5, 5]:
+        for p, q, g in zip(ours, theirs, kept[t], strict=True):
+            p.grad = g
+            q.grad = g.clone() if q.grad is None else q.grad.copy_(g)
+        opt.step()
+        twin.step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
 
 
 @here
@@ -202,14 +229,11 @@ def test_order_before_reads_the_weights_once_more_and_order_after_does_not(
     opt = kernels(params, groups, order=order, scope="group")
     run(opt, params, range(1, 3))
     launched = []
-    launch = Launches.__call__
+    launch = Launch.__call__
     monkeypatch.setattr(
-        Launches,
+        Launch,
         "__call__",
-        lambda self, kernel, *given, **constants: (
-            launched.append(kernel.fn.__name__),
-            launch(self, kernel, *given, **constants),
-        ),
+        lambda self, *given: (launched.append(self.kernel.fn.__name__), launch(self, *given)),
     )
     run(opt, params, range(3, 4))
     assert [name for name in launched if name == "sum_squares"] == 2 * passes

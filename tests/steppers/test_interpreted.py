@@ -14,6 +14,7 @@ FILES = {
     "numbers": [
         "steppers/test_fused.py",
         "steppers/test_fused_gpu.py",
+        "steppers/test_passes.py",
         "lab/training/test_loss.py",
     ],
     "events": [

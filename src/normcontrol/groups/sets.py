@@ -8,7 +8,7 @@ multiply weights: a stepper does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,11 +96,15 @@ class WeightSet:
         self.may_be_on_host &= self.start is None and not self.mechanisms & set(STEP_LENGTHS)
         """Whether there is one number of each, and the host need not wait for it."""
         self._unit_on_host: float | None = None
+        self._last_target: tuple[float, Tensor] | None = None
         self._ahead: dict[str, tuple[Schedule, int, list[float]]] = {}
         self.length = self.unit
         """The length of the optimizer's update, if a setting of :data:`STEP_LENGTHS` gives one."""
         self.before: list[Tensor] = []
         """The weights before the optimizer's step, if a mechanism needs them."""
+        self.law_on_device: Callable[[Any, Any, Tensor | None], Tensor] | None = None
+        """What applies the law to the norms that a stepper has on the device, with target, rate and
+        ``skip``, in place of :meth:`join` and :meth:`apply_law`. A stepper sets it."""
         self.parts: Tensor | None = None
         """The norm of every part, as a stepper last measured it; None before the first step."""
         self.noted: tuple[Tensor | float, Tensor | float] | None = None
@@ -147,20 +151,30 @@ class WeightSet:
                 self._unit_on_host = self.unit.item()
             self.goal = value * self._unit_on_host, rate
             return
-        target = value * self.unit
+        target = self._target(value) if clock.known else value * self.unit
         for name in self.mechanisms.intersection(STEP_LENGTHS):
             self.length = self.value(name, clock, math.inf) * target
         self.goal = target, rate
 
+    def _target(self, value: Tensor | float) -> Tensor:
+        """Return the target; the tensor of the last step, if neither value nor unit can differ."""
+        if not isinstance(value, float) or self.start is not None or torch.is_grad_enabled():
+            return value * self.unit
+        if self._last_target is None or self._last_target[0] != value:
+            self._last_target = value, value * self.unit
+        return self._last_target[1]
+
     def join(self, parts: Tensor) -> Any:
         """Return the controlled norms, from the norms of the parts: a float on the host."""
-        if not self.scope.joint:
+        if not self.scope.joint or self.law_on_device is not None:
             return parts
         norm = torch.linalg.vector_norm(parts)
         return norm.item() if self.on_host else norm
 
     def apply_law(self, norm: Any, target: Any, rate: Any, skip: Tensor | None = None) -> Any:
         """Return the scale that the law chooses; a skipped step must not change its memory."""
+        if self.law_on_device is not None:
+            return self.law_on_device(target, rate, skip)
         if isinstance(norm, float):
             scale = proportional(norm, target, rate) if norm else math.nan  # as tensors would be
             return scale if math.isfinite(scale) and math.isfinite(norm) else 1.0  # as usable()

@@ -14,6 +14,7 @@ round reduces the angle between it and the stored vector by the factor ``q``. Th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -38,16 +39,46 @@ class PowerIteration:
 
     @torch.no_grad()
     def __init__(self, params: Sequence[Tensor], stored: Tensor | None = None) -> None:
-        columns = [p.numel() // p.shape[0] for p in params]
+        rows = [p.shape[0] for p in params]
+        columns = [p.numel() // n for p, n in zip(params, rows, strict=True)]
         if stored is None or stored.numel() != sum(columns):
             stored = torch.cat([first_vector(p) for p in params])
         self.vectors = stored.to(params[0].device)
         """The vectors, one after the other. Every call updates them in place."""
         self._each = self.vectors.split(columns)
+        self._others = torch.cat([any_vectors(v, 1)[:, 0] for v in self._each])
+        self._rows, self._row_of = rows, self._matrix_of(rows)
+        self._column_of = self._matrix_of(columns)
+
+    def _matrix_of(self, counts: list[int]) -> Tensor:
+        """Return to which matrix each element of concatenated vectors belongs."""
+        of = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        return of.to(self.vectors.device)
 
     def __call__(self, params: Sequence[Tensor]) -> Tensor:
-        """Make one round for every matrix; return the singular values."""
-        return torch.stack([follow_(p, v) for p, v in zip(params, self._each, strict=True)])
+        """Make one round for every matrix; return the singular values.
+
+        Beside the two products with each matrix, the operations are on all vectors at once: their
+        number does not depend on that of the matrices.
+        """
+        matrices = [p.flatten(1).float() for p in params]
+        with torch.no_grad():
+            lefts = [m @ v for m, v in zip(matrices, self._each, strict=True)]
+            flat = torch.cat(lefts) / norms_of(lefts)[self._row_of]
+        pairs = zip(matrices, flat.split(self._rows), strict=True)
+        rights = [m.T @ left for m, left in pairs]
+        values = norms_of(rights)
+        with torch.no_grad():
+            # A matrix of zeros, or not finite, gives NaN: its weights are left alone at this step.
+            known = values[self._column_of]
+            found = (known > 0) & (known < math.inf)
+            self.vectors.copy_(torch.where(found, torch.cat(rights) / known, self._others))
+        return values.double()
+
+
+def norms_of(vectors: list[Tensor]) -> Tensor:
+    """Return the norm of every vector."""
+    return torch.stack(torch._foreach_norm(vectors))
 
 
 def first_vector(p: Tensor) -> Tensor:
@@ -59,21 +90,6 @@ def first_vector(p: Tensor) -> Tensor:
     for _ in range(ROUNDS):
         space = torch.linalg.qr(matrix.T @ (matrix @ space)).Q
     return space @ torch.linalg.svd(matrix @ space, full_matrices=False).Vh[0]
-
-
-def follow_(p: Tensor, vector: Tensor) -> Tensor:
-    """Return the largest singular value of ``p``; ``vector`` follows the singular vector."""
-    matrix = p.flatten(1).float()
-    with torch.no_grad():
-        left = matrix @ vector
-        left = left / torch.linalg.vector_norm(left)
-    right = matrix.T @ left
-    value = torch.linalg.vector_norm(right)
-    with torch.no_grad():
-        # A matrix of zeros, or not finite, gives NaN: its weights are left alone at this step.
-        found = torch.isfinite(value) & (value > 0)
-        vector.copy_(torch.where(found, right / value, any_vectors(vector, 1)[:, 0]))
-    return value.double()
 
 
 def any_vectors(like: Tensor, count: int) -> Tensor:

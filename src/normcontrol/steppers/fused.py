@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from normcontrol.distributed.ranks import local_tensors
@@ -25,12 +24,13 @@ from normcontrol.groups.moments import check_moments
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.groups.state import state_of
-from normcontrol.steppers import kernels
+from normcontrol.law import proportional
+from normcontrol.steppers import kernels, pass_kernels
+from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
-from normcontrol.steppers.tables import BLOCK, SUPPORTED, Bucket
+from normcontrol.steppers.tables import Bucket, Launch
 from normcontrol.weights.memory import overlaps
 
-DTYPES = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in SUPPORTED}
 LOW_PRECISION_TOLERANCE = 2.0**-14
 """The tolerance of a guess for bf16 and fp16 weights."""
 
@@ -40,10 +40,13 @@ class Unfit(Exception):
 
 
 class Slots(NamedTuple):
-    """Where the norms of a set lie among all that the kernels compute, and its buckets."""
+    """What the kernels have of a set: its norms, passes, and how its factors are chosen."""
 
-    mine: slice
-    buckets: list[Bucket]
+    norms: Tensor
+    passes: list[Passes]
+    choice: Choice
+    law: Any
+    """What applies the law of the set on the device; None if a kernel cannot."""
 
 
 class FusedStepper(PlainStepper):
@@ -99,8 +102,9 @@ class FusedStepper(PlainStepper):
     def measure(self, s: WeightSet) -> Tensor:
         if self.plan is None or s not in self.plan.slots or s.shards is not None:
             return super().measure(s)
+        s.law_on_device = self.plan.slots[s].law
         s.parts = self.plan.norms_of(s)
-        return torch.linalg.vector_norm(s.parts) if s.scope.joint else s.parts
+        return s.join(s.parts)
 
     def multiply_(self, s: WeightSet, scale: Tensor) -> None:
         if self.plan is None or s not in self.plan.slots or s.shards is not None:
@@ -153,18 +157,11 @@ class Plan:
         if overlaps(self.params):
             raise Unfit("two parameters share memory")
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
-        self.on_device: Any = torch.no_grad()
-        if device.type == "cuda":
-            self.on_device = torch.cuda.device(device)
-        self.norms = torch.zeros(len(slots), dtype=torch.float64, device=device)
-        self.factors = torch.ones(len(slots), device=device)
-        """What the next pass multiplies by."""
-        self.lasts = torch.ones_like(self.norms)
-        """The last scales, from which the next factors are guessed."""
-        self.corrections = torch.ones_like(self.factors)
-        self.needed = torch.zeros((), dtype=torch.int32, device=device)
-        """Whether any guess of the last step had to be corrected."""
+        self.parts = Parts(len(slots), device)
+        self.needed = self.parts.needed
         self.found_inf: Tensor | None = None
+        self.gradient_norms: Tensor | None = None
+        self.gradient_passes: list[NormPass] = []
         groups = adam.param_groups
         self.group_ids = list(map(id, groups))
         self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in groups]
@@ -181,7 +178,17 @@ class Plan:
                 for b in mine:
                     b.multiplies = True
                 first = slots[s.params[0]]
-                self.slots[s] = Slots(slice(first, first + len(s.params)), mine)
+                self.slots[s] = self._slots(s, slice(first, first + len(s.params)), mine)
+
+    def _slots(self, s: WeightSet, mine: slice, buckets: list[Bucket]) -> Slots:
+        into, tolerance = self.parts.factors, None
+        if s.order == "after":
+            into = self.parts.corrections
+            tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE
+        choice = Choice(self.parts, mine, s.scope.joint, into, tolerance)
+        law = choice.by_law if s.law is proportional and s.shards is None else None
+        passes = [Passes(self.parts, b) for b in buckets]
+        return Slots(self.parts.norms[mine], passes, choice, law)
 
     def _add_buckets(self, group: dict[str, Any], slots: dict[Tensor, int]) -> None:
         """Sort the tensors of a group into buckets."""
@@ -196,7 +203,7 @@ class Plan:
             tensors = local_tensors(mine)
             if grad.dtype not in DTYPES or moment.dtype not in DTYPES:
                 raise Unfit(f"a gradient is {grad.dtype} or its moments are {moment.dtype}")
-            if not _is_dense(tensors[0]) or any(t.stride() != tensors[0].stride() for t in tensors):
+            if not is_dense(tensors[0]) or any(t.stride() != tensors[0].stride() for t in tensors):
                 raise Unfit(
                     "a parameter, its gradient and its moments have different memory layouts"
                 )
@@ -232,7 +239,7 @@ class Plan:
     def step(self, clock: Tensor, factor: Tensor | None, found_inf: Tensor | None) -> None:
         """Make an Adam step of all tensors; ``factor`` multiplies the gradients."""
         self.found_inf = found_inf
-        with self.on_device:
+        with self.parts.on_device:
             for b in self.buckets:
                 self._launch(b, clock, factor, found_inf)
         torch.autograd.graph.increment_version(self.params)
@@ -240,113 +247,110 @@ class Plan:
     def _launch(
         self, b: Bucket, clock: Tensor, factor: Tensor | None, found_inf: Tensor | None
     ) -> None:
-        group, n = b.group, len(b.params)
+        group, lr = b.group, b.group["lr"]
+        options = group["amsgrad"], group["maximize"], group["control"]["order"]
+        given = found_inf is not None, factor is not None, isinstance(lr, Tensor)
+        launches = b.launches.get((options, given))
+        if launches is None:
+            launches = b.launches[options, given] = self._bind(b, *options, *given)
+        prepare, adam, *finish = launches
         beta1, beta2 = group["betas"]
-        lr = group["lr"]
+        if (beta1, beta2) != b.betas:
+            b.betas, b.logarithms = (beta1, beta2), (*log2_of(beta1), *log2_of(beta2))
         skip = b.bias if found_inf is None else found_inf  # an unused pointer may be any
+        prepare(*b.logarithms, skip)
+        adam(
+            b.gs, lr.to(b.device) if isinstance(lr, Tensor) else lr, 1 - beta1, 1 - beta2,
+            group["eps"], b.bias if factor is None else factor, skip, clock,
+        )  # fmt: skip
+        for launch in finish:
+            launch(skip)
+
+    def _bind(
+        self, b: Bucket, amsgrad: bool, maximize: bool, order: str, *given: bool
+    ) -> tuple[Launch, ...]:
+        """Return the kernels of a step of a bucket, with these options of Adam."""
+        has_inf, has_factor, lr_at = given
+        n, parts = len(b.params), self.parts
         multiplies = b.has_controlled and b.multiplies
-        before = multiplies and group["control"]["order"] == "before"
-        after = multiplies and not before
-        b.launch(
-            kernels.prepare, -(-n // 128), (b.steps, b.bias, skip, n),
-            LOG2_BETA1=math.log2(beta1) if beta1 > 0 else -1e9,  # 0 ** t is 0
-            LOG2_BETA2=math.log2(beta2) if beta2 > 0 else -1e9,
-            HAS_INF=found_inf is not None, BLOCK=128,
-        )  # fmt: skip
-        b.launch(
-            kernels.adam, len(b.chunks),
+        after = multiplies and order == "after"
+        prepare = Launch(
+            kernels.prepare, -(-n // 128), (b.steps, b.bias, n), HAS_INF=has_inf, BLOCK=128
+        )
+        adam = Launch(
+            kernels.adam, b.programs,
             (
-                b.ps, b.gs, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias,
-                lr.to(b.device) if isinstance(lr, Tensor) else lr, self.factors, b.partials,
-                b.bias if factor is None else factor, skip, clock,
+                b.ps, b.ms, b.vs, b.xs, b.numels, b.slot_table, b.chunks, b.bias, parts.factors,
+                b.partials,
             ),
-            ONE_MINUS_BETA1=1 - beta1, ONE_MINUS_BETA2=1 - beta2, EPS=group["eps"],
-            AMSGRAD=bool(group["amsgrad"]), MAXIMIZE=bool(group["maximize"]), BEFORE=before,
-            AFTER=after, HAS_INF=found_inf is not None,
-            HAS_FACTOR=factor is not None, LR_AT=isinstance(lr, Tensor), DROPPED=b.dropped,
-            P=DTYPES[b.params[0].dtype], G=DTYPES[b.grads[0].dtype],
-            S=DTYPES[b.exp_avgs[0].dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk,
+            AMSGRAD=bool(amsgrad), MAXIMIZE=bool(maximize), BEFORE=multiplies and not after,
+            AFTER=after, HAS_INF=has_inf, HAS_FACTOR=has_factor, LR_AT=lr_at, DROPPED=b.dropped,
+            P=DTYPES[b.dtype], G=DTYPES[b.grad_dtype], S=DTYPES[b.state_dtype],
+            ALIGNED=b.aligned, BLOCK=b.block, CHUNK=b.chunk,
         )  # fmt: skip
-        if after:
-            b.launch(
-                kernels.finish_norms, n,
-                (b.partials, b.firsts, b.slot_table, self.norms, self.factors, skip),
-                AFTER=True, HAS_INF=found_inf is not None, BLOCK=1024,
-            )  # fmt: skip
+        if not after:
+            return prepare, adam
+        finish = Launch(
+            pass_kernels.finish_norms, n,
+            (b.partials, b.firsts, b.slot_table, parts.norms, parts.factors),
+            AFTER=True, HAS_INF=has_inf, BLOCK=1024,
+        )  # fmt: skip
+        return prepare, adam, finish
 
     def norms_of(self, s: WeightSet) -> Tensor:
         """Return the norms of a set: from the Adam pass of this step, or measured before it."""
-        mine, buckets = self.slots[s]
-        for b in buckets if s.settings["order"] == "before" else ():
-            self._norms(b, b.ps, b.params[0].dtype, b.slot_table, self.norms)
-        return self.norms[mine]
+        slots = self.slots[s]
+        if s.settings["order"] == "before":
+            with self.parts.on_device:
+                for passes in slots.passes:
+                    passes.measure()
+        return slots.norms
 
     def multiply_(self, s: WeightSet, scale: Tensor, clock: Tensor) -> None:
         """Multiply a set: in the Adam pass that follows, or by correcting the guess of the last."""
-        mine, buckets = self.slots[s]
-        if s.settings["order"] == "before":
-            self.factors[mine].copy_(scale)
-            return
-        tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE
-        skip = self.factors if self.found_inf is None else self.found_inf
-        with self.on_device:
-            buckets[0].launch(
-                kernels.settle, 1,
-                (
-                    scale, self.factors, self.lasts, self.corrections, self.needed, tolerance,
-                    skip, mine.start, len(s.params),
-                ),
-                STRIDE=scale.dim(), HAS_INF=self.found_inf is not None, BLOCK=1024,
-            )  # fmt: skip
-            for b in buckets:
-                b.launch(
-                    kernels.scale, min(len(b.chunks), 2048),
-                    (
-                        b.ps, b.numels, b.slot_table, b.chunks, self.corrections, self.needed,
-                        clock, len(b.chunks),
-                    ),
-                    DROPPED=b.dropped, P=DTYPES[b.params[0].dtype], ALIGNED=b.aligned,
-                    BLOCK=BLOCK, CHUNK=b.chunk,
-                )  # fmt: skip
+        slots = self.slots[s]
+        if s.law_on_device is None:
+            slots.choice.take(scale, self.found_inf)
+        if s.settings["order"] == "after":
+            with self.parts.on_device:
+                for passes in reversed(slots.passes):
+                    passes.multiply_(clock)
 
     def gradient_norm(self) -> Tensor:
         """Return the joint norm of all gradients, in one pass over them."""
-        norms = self.norms.new_empty(len(self.params))
-        done = 0
-        for b in self.buckets:
-            self._norms(b, b.gs, b.grads[0].dtype, b.everyone, norms[done:])
-            done += len(b.params)
-        return torch.linalg.vector_norm(norms)
-
-    def _norms(
-        self, b: Bucket, addresses: Tensor, dtype: torch.dtype, slots: Tensor, into: Tensor
-    ) -> None:
-        with self.on_device:
-            b.launch(
-                kernels.sum_squares, len(b.chunks), (addresses, b.numels, b.chunks, b.partials),
-                P=DTYPES[dtype], ALIGNED=b.aligned, BLOCK=BLOCK, CHUNK=b.chunk,
-            )  # fmt: skip
-            b.launch(
-                kernels.finish_norms, len(b.params),
-                (b.partials, b.firsts, slots, into, into, into),
-                AFTER=False, HAS_INF=False, BLOCK=1024,
-            )  # fmt: skip
+        if self.gradient_norms is None:
+            self.gradient_norms = self.parts.norms.new_zeros(len(self.params))
+            done = 0
+            for b in self.buckets:
+                norms = self.gradient_norms[done : done + len(b.params)]
+                self.gradient_passes.append(NormPass(b, b.grad_dtype, b.everyone, norms))
+                done += len(b.params)
+        with self.parts.on_device:
+            for b, norm_pass in zip(self.buckets, self.gradient_passes, strict=True):
+                norm_pass(b.gs)
+        return torch.linalg.vector_norm(self.gradient_norms)
 
     def hand_over(self) -> None:
         """Store the last scales and the guesses in the groups, for a checkpoint or another plan."""
         for group, slots in self.groups:
             if slots:
-                pair = [self.lasts[slots], self.factors[slots].double()]
+                pair = [self.parts.lasts[slots], self.parts.factors[slots].double()]
                 state_of(group)["scales"] = torch.stack(pair)
 
     def _take_over(self) -> None:
         for group, slots in self.groups:
             scales = state_of(group).get("scales")
             if scales is not None and scales.shape == (2, len(slots)):
-                lasts, factors = scales.to(self.norms.device)
-                self.lasts[slots], self.factors[slots] = lasts, factors.float()
+                lasts, factors = scales.to(self.parts.norms.device)
+                self.parts.lasts[slots], self.parts.factors[slots] = lasts, factors.float()
 
 
-def _is_dense(p: Tensor) -> bool:
-    channels_last = p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last)
-    return p.is_contiguous() or channels_last
+def log2_of(beta: float) -> tuple[float, float]:
+    """Return the logarithm as the sum of two numbers that float32 can hold.
+
+    >>> math.isclose(sum(log2_of(0.999)), math.log2(0.999), rel_tol=1e-14)
+    True
+    """
+    exact = math.log2(beta) if beta > 0 else -1e9  # 0 ** t is 0
+    single = torch.tensor(exact, dtype=torch.float32).item()
+    return single, torch.tensor(exact - single, dtype=torch.float32).item()

@@ -17,17 +17,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from normcontrol.distributed.ranks import local
+from normcontrol.distributed.ranks import local, local_tensors
 from normcontrol.distributed.shards import GradientNorm, measure_shards
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import STEP_LENGTHS, USE_UPDATES
+from normcontrol.law import proportional
 from normcontrol.mechanisms.update import multiply_cautiously_
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.split_weights import refuse_split_weights
 from normcontrol.steppers.stored_weights import StoredWeights
+from normcontrol.steppers.tables import why_not
 from normcontrol.weights.passes import multiply_
+from normcontrol.weights.rounding import DROPPED_BITS
 
 Closure = Callable[[], float]
 
@@ -211,7 +214,13 @@ class Stepper(ABC):
 
 
 class PlainStepper(Stepper):
-    """Steps of any optimizer; the weights are measured and multiplied in passes of their own."""
+    """Steps of any optimizer; the weights are measured and multiplied in passes of their own.
+
+    The passes are torch's operations, or Triton kernels on a GPU.
+    """
+
+    on_gpu: frozenset[WeightSet] = frozenset()
+    """The sets whose passes may be Triton kernels."""
 
     def __init__(
         self,
@@ -222,6 +231,8 @@ class PlainStepper(Stepper):
     ) -> None:
         self.optimizer, self.clock, self.clip, self.reason = optimizer, clock, clip, reason
         self.stored = StoredWeights(optimizer)
+        self.passes: dict[WeightSet, Any] = {}
+        """The Triton kernels that measured a set at this step; None where torch did."""
 
     @property
     def clips(self) -> bool:
@@ -233,6 +244,8 @@ class PlainStepper(Stepper):
         self.watched = [s for s in sets if s.mechanisms & USE_UPDATES]
         refuse_split_weights(self.optimizer, sets)
         self.stored.check(sets)
+        self.on_gpu = frozenset(s for s in sets if can_be_in_kernels(s))
+        self.passes = {}
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         for s in self.watched:
@@ -253,21 +266,45 @@ class PlainStepper(Stepper):
         return stepped if loss is None else loss
 
     def local_norms(self, s: WeightSet) -> Tensor:
+        s.law_on_device, passes = None, None
+        if not torch.compiler.is_compiling() and s in self.on_gpu:
+            passes = self._find_passes(s)
+        if passes is not None and "size" not in s.mechanisms:
+            return passes.measure()
         params = s.params if s.shards is None else [local(p) for p in s.params]
-        return s.size(params, s.scope) if s.power_iteration is None else s.power_iteration(params)
+        size = s.size(params, s.scope) if s.power_iteration is None else s.power_iteration(params)
+        return size if passes is None else passes.note(size)
 
     def multiply_local_(self, s: WeightSet, scale: Any) -> None:
         step = self.clock.step
         params = s.params if s.shards is None else [local(p) for p in s.params]
         if not params:
             return
-        if "cautious" in s.mechanisms:
+        if not torch.compiler.is_compiling() and self.passes.get(s) is not None:
+            self.passes[s].multiply_(scale if s.law_on_device is None else None)
+        elif "cautious" in s.mechanisms:
             multiply_cautiously_(params, s.before, s.scope, scale, step)
         else:
             positions = None if s.shards is None else s.shards.positions
             multiply_(params, s.scope, scale, step, positions)
         if self.stored.keys:
             self.stored.multiply_(s, scale, step)
+
+    def _find_passes(self, s: WeightSet) -> Any:
+        """Return the kernels for a set; None if its tensors are not fit for them now."""
+        known = self.passes.get(s)
+        if torch.is_grad_enabled():
+            known = None
+        elif known is None or not known.still_fits(local_tensors(s.params)):
+            from normcontrol.steppers.passes import SetPasses  # needs Triton
+
+            known = SetPasses.made(local_tensors(s.params), s.scope)
+        self.passes[s] = known
+        if known is not None:
+            knows_law = s.shards is None and s.law is proportional
+            known.begin(self.clock.step, knows_law and "size" not in s.mechanisms)
+            s.law_on_device = known.by_law if knows_law else None
+        return known
 
     @torch.no_grad()
     def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
@@ -284,3 +321,15 @@ class PlainStepper(Stepper):
             )
         factor = clip.factor(self.gradient_norm(params), scaler.grad_scale)
         torch._foreach_mul_([local(p.grad) for p in params], factor.float())
+
+
+def can_be_in_kernels(s: WeightSet) -> bool:
+    """Return whether Triton kernels can measure and multiply a set, if its tensors allow it.
+
+    They do not know where the elements of a shard lie in the whole tensor, which the rounding of
+    bf16 and fp16 depends on.
+    """
+    rounded = any(p.dtype in DROPPED_BITS for p in s.params)
+    if "cautious" in s.mechanisms or (rounded and s.shards is not None):
+        return False
+    return bool(s.params) and why_not(s.params) is None

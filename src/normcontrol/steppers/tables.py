@@ -1,14 +1,16 @@
 """Tables through which the Triton kernels reach the tensors of a model, and cached launches.
 
-A bucket has the tensors that one launch can handle: one group, one device, one choice of dtypes. It
-knows where its tensors are and whether they are still there. It knows nothing about control.
+A table has the tensors that one launch can handle: one device, one dtype. A bucket is a table of
+one group, with the gradients and moments of Adam. Both know where their tensors are and whether
+they are still there. They know nothing about control.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import reduce
+from importlib import import_module
 from itertools import repeat
 from operator import attrgetter, is_, is_not, itemgetter, or_
 from typing import Any
@@ -23,8 +25,12 @@ SUPPORTED = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that the kernels can handle."""
 LANES = 16  # chunks that the kernels interleave
 BLOCK, WARPS, BLOCKS_A_CHUNK = 512, 4, 4
-"""Elements that a program handles at a time, its warps, and the blocks that it goes through: the
-fastest of those tried by ``benchmarks/step_gpu.py --tune`` on an H200."""
+"""Elements of float32 that a program handles at a time, its warps, and the blocks that it goes
+through: the fastest of those tried by ``benchmarks/step_gpu.py --tune`` on an H200."""
+ELEMENTS = 2048
+"""About how many elements the rows have that a program handles at a time."""
+KEPT = 8
+"""How many tables of the addresses of gradients are kept."""
 
 
 def is_interpreted() -> bool:
@@ -46,131 +52,202 @@ def why_not(params: list[Tensor]) -> str | None:
     return None
 
 
-class Launches:
-    """Compiled kernels of one bucket, launched without Triton's checks of their arguments.
+class Launch:
+    """A kernel with its constants. After the first call it is launched without Triton's checks.
 
-    The types of the arguments are the same at every step, and Triton's checks would take longer
+    The types of the arguments are the same at every call, and Triton's checks would take longer
     than many a step.
+
+    Args:
+        kernel: the kernel.
+        programs: how many programs are launched.
+        fixed: its first arguments, the same at every call.
+        constants: its constexpr arguments, in its order.
     """
 
-    def __init__(self) -> None:
-        self._compiled: dict[Any, Any] = {}
+    def __init__(self, kernel: Any, programs: int, fixed: tuple[Any, ...], **constants: Any):
+        self.kernel, self.programs, self.fixed, self.constants = kernel, programs, fixed, constants
+        self._run: Any = None
+        self._stream: Any = None
+        self._device = 0
+        self._compiled: tuple[Any, ...] = ()
+        self._constants = tuple(constants.values())
 
-    def __call__(
-        self, kernel: Any, programs: int, arguments: tuple[Any, ...], **constants: Any
+    def __call__(self, *arguments: Any) -> None:
+        """Launch the kernel, on the current device and stream."""
+        if self._run is not None:
+            stream = self._stream(self._device)
+            self._run(self.programs, 1, 1, stream, *self._compiled, *arguments, *self._constants)
+            return
+        given = (*self.fixed, *arguments)
+        compiled = self.kernel[(self.programs,)](*given, **self.constants, num_warps=WARPS)
+        if compiled is None:  # the interpreter compiles nothing
+            return
+        driver = import_module("triton.runtime").driver.active
+        self._device, self._stream = driver.get_current_device(), driver.get_current_stream
+        addresses = [a.data_ptr() if isinstance(a, Tensor) else a for a in self.fixed]
+        no_hooks = (None, None, None)
+        self._compiled = compiled.function, compiled.packed_metadata, *no_hooks, *addresses
+        self._run = compiled.run
+
+
+class Table:
+    """Tensors that one launch can handle, their addresses, and the chunks they are divided into.
+
+    ``slots`` are the indices of the tensors among the controlled ones, -1 if not controlled. If
+    the tensors have rows of a ``length``, a chunk is a few rows, and ``slots`` are the indices of
+    the first rows.
+    """
+
+    def __init__(
+        self, tensors: Sequence[Tensor], slots: list[int], aligned: bool, length: int = 0
     ) -> None:
-        """Launch a kernel; ``constants`` are its constexpr arguments, in its order."""
-        key = (kernel, *constants.values())
-        known = self._compiled.get(key)
-        if known is None:
-            self._compiled[key] = kernel[(programs,)](*arguments, **constants, num_warps=WARPS)
+        first = tensors[0]
+        self.device, self.dtype, self.aligned = first.device, first.dtype, aligned
+        self.dropped, self.length = DROPPED_BITS.get(first.dtype, 0), length
+        on: Any = {"device": self.device}
+        sizes = [t.numel() for t in tensors]
+        if length:
+            self.block = block_of(length)
+            self.chunk = max(1, ELEMENTS // self.block)
+            counts = [-(-n // length // self.chunk) for n in sizes]
         else:
-            known[(programs, 1, 1)](*arguments, *constants.values())
-
-
-@dataclass
-class Bucket:
-    """Tensors that one launch can handle, and the tables of their addresses.
-
-    ``slots`` are the indices of the tensors among the controlled ones, -1 if not controlled.
-    """
-
-    group: dict[str, Any]
-    params: list[Tensor]
-    grads: list[Tensor]
-    exp_avgs: list[Tensor]
-    exp_avg_sqs: list[Tensor]
-    max_exp_avg_sqs: list[Tensor]
-    steps: Tensor
-    slots: list[int]
-    aligned: bool
-    adam_state: Any
-
-    def __post_init__(self) -> None:
-        p = self.params[0]
-        self.device, self.dropped = p.device, DROPPED_BITS.get(p.dtype, 0)
-        local = local_tensors(self.params)
-        self.is_sharded = any(map(is_not, local, self.params))
-        sizes = [t.numel() for t in local]
-        self.chunk = BLOCK * BLOCKS_A_CHUNK
-        while sum(sizes) > self.chunk << 16:  # tables of less than a megabyte for any model
-            self.chunk *= 2
-        counts = [chunk_count(n, self.chunk) for n in sizes]
+            self.block = BLOCK * 4 // first.element_size()  # of 16 bytes for every thread
+            self.chunk = self.block * BLOCKS_A_CHUNK
+            while sum(sizes) > self.chunk << 16:  # tables of less than a megabyte for any model
+                self.chunk *= 2
+            counts = [chunk_count(n, self.block, self.chunk) for n in sizes]
         tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         firsts = torch.tensor([0, *counts]).cumsum(0)
-        within = torch.arange(len(tensor)) - firsts[tensor]
-        on: Any = {"device": self.device}
+        within = (torch.arange(len(tensor)) - firsts[tensor]) * (self.chunk if length else 1)
+        self.programs = len(tensor)
         self.chunks = torch.stack([tensor, within], 1).to(self.device, torch.int32)
         self.firsts = firsts.to(self.device, torch.int32)
         self.numels = torch.tensor(sizes, **on)
-        self.everyone = torch.arange(len(sizes), dtype=torch.int32, **on)
-        self.slot_table = torch.tensor(self.slots, dtype=torch.int32, **on)
-        self.partials = torch.zeros(len(tensor), **on)
-        self.bias = torch.zeros(2 * len(sizes), **on)
-        self.ps, self.ms, self.vs, self.gs = (
+        self.slots = slots
+        self.slot_table = torch.tensor(slots, dtype=torch.int32, **on)
+        self.partials = torch.zeros(0 if length else len(tensor), **on)
+        self.addresses = [t.data_ptr() for t in tensors]
+        self.strides = [t.stride() for t in tensors]
+        self.ps = torch.tensor(self.addresses, dtype=torch.int64, **on)
+
+
+class Bucket(Table):
+    """The tensors of one group that one launch of Adam can handle."""
+
+    def __init__(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_sqs: list[Tensor],
+        max_exp_avg_sqs: list[Tensor],
+        steps: Tensor,
+        slots: list[int],
+        aligned: bool,
+        adam_state: Any,
+    ) -> None:
+        local = local_tensors(params)
+        super().__init__(local, slots, aligned)
+        self.group, self.params, self.steps = group, params, steps
+        self.exp_avgs, self.exp_avg_sqs = exp_avgs, exp_avg_sqs
+        self.is_sharded = any(map(is_not, local, params))
+        self.grad_dtype, self.state_dtype = grads[0].dtype, exp_avgs[0].dtype
+        on: Any = {"device": self.device}
+        self.everyone = torch.arange(len(params), dtype=torch.int32, **on)
+        self.bias = torch.zeros(2 * len(params), **on)
+        self.ms, self.vs, self.xs = (
             torch.tensor([t.data_ptr() for t in local_tensors(tensors)], dtype=torch.int64, **on)
-            for tensors in (self.params, self.exp_avgs, self.exp_avg_sqs, self.grads)
+            for tensors in (exp_avgs, exp_avg_sqs, max_exp_avg_sqs or exp_avg_sqs)
         )
-        self.xs = self.vs
-        if self.max_exp_avg_sqs:
-            maxima = [t.data_ptr() for t in local_tensors(self.max_exp_avg_sqs)]
-            self.xs = torch.tensor(maxima, dtype=torch.int64, **on)
-        self.states = [self.adam_state[t] for t in self.params]
-        self.addresses = [t.data_ptr() for t in local]
-        self.strides = [t.stride() for t in local]
-        self.grad_addresses = [t.data_ptr() for t in local_tensors(self.grads)]
-        # Used only while a graph is captured, and then read at every replay.
-        pinned = self.device.type == "cuda"
-        self.host = torch.zeros(len(sizes), dtype=torch.int64, pin_memory=pinned)
-        self.has_controlled = any(slot >= 0 for slot in self.slots)
-        self.launch = Launches()
+        self.states = [adam_state[t] for t in params]
+        self.is_contiguous = all(map(Tensor.is_contiguous, local))
+        self.gradients: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        """Tables of the addresses of gradients, on the device and on the host, by the addresses."""
+        self.captured: list[tuple[Tensor, Tensor]] = []
+        """Those that graphs read."""
+        self.spare: Tensor | None = None
+        """Memory for a table on the host: while a graph is captured, none can be had."""
+        self.gs = self.table_of(tuple(t.data_ptr() for t in local_tensors(grads)))
+        self.betas: tuple[float, ...] = ()
+        self.logarithms: tuple[float, ...] = ()
+        """The betas of the last step, and their logarithms."""
+        self.launches: dict[Any, tuple[Launch, ...]] = {}
+        """The kernels of a step, by the options of Adam."""
+        self.has_controlled = any(slot >= 0 for slot in slots)
         self.multiplies = False
         """Whether the kernels multiply the controlled tensors of this bucket."""
 
     def still_fits(self) -> bool:
         """Return whether the addresses of weights and moments are unchanged.
 
-        Gradients are usually new tensors at every step: their addresses are updated.
+        Gradients are usually new tensors at every step: their addresses are updated. They are not
+        kept: their memory is needed after ``zero_grad``.
         """
         moments = all(map(is_, map(itemgetter("exp_avg"), self.states), self.exp_avgs))
         squares = all(map(is_, map(itemgetter("exp_avg_sq"), self.states), self.exp_avg_sqs))
         local = local_tensors(self.params) if self.is_sharded else self.params
         if not moments or not squares or list(map(Tensor.data_ptr, local)) != self.addresses:
             return False
-        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         grads: list[Any] = [p.grad for p in self.params]
-        if not capturing and all(map(is_, grads, self.grads)):
-            return True
         if any(map(is_, grads, repeat(None))):
             return False
-        if set(map(attrgetter("dtype"), grads)) != {self.grads[0].dtype}:
+        if set(map(attrgetter("dtype"), grads)) != {self.grad_dtype}:
             return False
         local = local_tensors(grads) if self.is_sharded else grads
-        if list(map(Tensor.stride, local)) != self.strides:
+        alike = self.is_contiguous and all(map(Tensor.is_contiguous, local))  # the faster check
+        if not alike and list(map(Tensor.stride, local)) != self.strides:
             return False
-        at = list(map(Tensor.data_ptr, local))
-        if self.aligned and reduce(or_, at) % 16:
+        at = tuple(map(Tensor.data_ptr, local))
+        if at not in self.gradients and self.aligned and reduce(or_, at) % 16:
             return False
-        if at != self.grad_addresses or capturing:
-            self.point_at(at, capturing)
-        self.grads = grads
+        self.gs = self.table_of(at)
         return True
 
-    def point_at(self, grads: list[int], capturing: bool) -> None:
-        """Send the addresses of new gradients to the device without waiting for it."""
-        self.grad_addresses = grads
-        if capturing:
-            self.host.copy_(torch.tensor(grads))  # unchanged for as long as the graph is replayed
-            self.gs.copy_(self.host, non_blocking=True)
-        else:
-            fresh = torch.tensor(grads, pin_memory=self.device.type == "cuda")
-            self.gs.copy_(fresh, non_blocking=True)
+    def table_of(self, grads: tuple[int, ...]) -> Tensor:
+        """Return a table of the addresses of gradients, without waiting for the device.
+
+        The last few are kept, for gradients that are at the same addresses again. A graph that is
+        being captured reads its own at every replay: a known one, or one that it copies itself.
+        """
+        is_cuda = self.device.type == "cuda"
+        is_captured = is_cuda and torch.cuda.is_current_stream_capturing()
+        found = self.gradients.get(grads)
+        if found is not None and not is_captured:
+            return found[0]
+        if found is None and is_captured and self.spare is not None:
+            host, self.spare = self.spare.copy_(torch.tensor(grads)), None
+            found = host.to(self.device, non_blocking=True), host
+        elif found is None:
+            host = torch.tensor(grads, pin_memory=is_cuda)
+            found = host.to(self.device, non_blocking=True), host
+        if is_captured:
+            self.captured.append(found)
+            return found[0]
+        if self.spare is None:
+            self.spare = torch.empty_like(found[1], pin_memory=is_cuda)
+        if len(self.gradients) >= KEPT:
+            self.gradients.pop(next(iter(self.gradients)))
+        self.gradients[grads] = found
+        return found[0]
 
 
-def chunk_count(numel: int, chunk: int) -> int:
+def block_of(length: int) -> int:
+    """Return how many elements of a row a program reads at a time: few of them beyond its end.
+
+    >>> [block_of(length) for length in (5, 64, 768, 1000, 3072, 5000)]
+    [8, 64, 256, 1024, 1024, 1024]
+    """
+    powers = [1 << i for i in range(min(10, (length - 1).bit_length()), 6, -1)]
+    fit = [p for p in powers if -length % p <= length // 8]
+    return fit[0] if fit else min(1024, 1 << (length - 1).bit_length())
+
+
+def chunk_count(numel: int, block: int, chunk: int) -> int:
     """Return how many chunks a tensor has.
 
     There are whole rounds of interleaved chunks; the last round has one chunk for every block.
     """
     whole, rest = divmod(numel, LANES * chunk)
-    return whole * LANES + min(LANES, -(-rest // BLOCK))
+    return whole * LANES + min(LANES, -(-rest // block))

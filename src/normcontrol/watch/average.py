@@ -63,6 +63,7 @@ def with_params(s: WeightSet, params: list[Tensor], optimizer: NormControl) -> W
     other = copy.copy(s)
     other.params, other.law, other.start = params, projection, None
     other.power_iteration = None  # it follows the weights that are trained
+    other.law_on_device = None  # and this one the norms of those
     other.settings, other.mechanisms = ControlState({**s.settings, "rate": 1.0}), set()
     if s.shards is not None:
         other.shards = shards_of(params, s.scope, optimizer.sharing, s.shards.shares)
