@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from normcontrol.schedule import linear as linear
     from normcontrol.schedule import lr_squared_times as lr_squared_times
     from normcontrol.schedule import lr_times as lr_times
+    from normcontrol.schedule import paper_ratio as paper_ratio
     from normcontrol.schedule import piecewise as piecewise
     from normcontrol.schedule import sqrt_lr_times as sqrt_lr_times
     from normcontrol.schedule import trace as trace
@@ -48,6 +49,7 @@ __all__ = [
     "lr_squared_times",
     "lr_times",
     "methods",
+    "paper_ratio",
     "param_groups",
     "piecewise",
     "predict",

@@ -110,7 +110,7 @@ class NormControl(Wrapper):
         norm: Value | None = None,
         rms: Value | None = None,
         gain: Value | None = None,
-        rate: Value = 1e-2,
+        rate: Value = 0.1,
         scope: Any = "global",
         law: str | Law = "proportional",
         order: str = "after",

@@ -115,6 +115,11 @@ class linear(Ramp):
         return self.end - (self.end - self.start) * (1 - step / self.steps).clamp(min=0)
 
 
+def paper_ratio() -> linear:
+    """Return the ratio of the paper's Figure 1 and best run; its rate there is 0.01."""
+    return linear(1.0, 2.0, steps=2500)
+
+
 @dataclass(frozen=True)
 class cosine(Ramp):
     """Half a cosine from ``start`` to ``end`` over ``steps`` steps, then constant.

@@ -49,10 +49,28 @@ def gain(units: Units) -> Tensor:
     return units.gain
 
 
+HELD_GAIN = 0.8
+"""The gain below which weights are not held: see :func:`hold`."""
+
+
+def hold(units: Units) -> Tensor:
+    """The target is a multiple of the reference norm, or of the norm of gain 0.8 if that is larger.
+
+    At 1 it is what is done when no target is given: weights keep the norm that they have, unless
+    they start smaller than is good for training. Where no gain is known, the reference norm counts.
+
+    >>> known, unknown = torch.tensor(3.0), torch.tensor(torch.nan)
+    >>> [hold(Units(torch.tensor(2.0), known, gain)) for gain in (known, unknown)]
+    [tensor(2.4000), tensor(2.)]
+    """
+    return torch.fmax(units.reference, HELD_GAIN * units.gain)
+
+
 TARGETS: dict[str, Callable[[Units], Tensor]] = {
     "ratio": ratio,
     "norm": norm,
     "rms": rms,
     "gain": gain,
+    "hold": hold,
 }
 """The kinds of target, by the name of the setting."""

@@ -20,7 +20,7 @@ from normcontrol.groups.outputs import as_axes
 from normcontrol.law import as_law, law_of
 from normcontrol.mechanisms.size import SPECTRAL, Statistic, as_size
 from normcontrol.mechanisms.start import EVERY_STEP, check_start
-from normcontrol.schedule import check_range, linear
+from normcontrol.schedule import check_range
 from normcontrol.schedule_text import given_schedule
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS
@@ -28,9 +28,6 @@ from normcontrol.weights.rounding import DROPPED_BITS
 
 Group = dict[str, Any]
 Settings = Mapping[str, Any]
-
-PAPER_RATIO = linear(1.0, 2.0, steps=2500)
-"""The paper's Figure 1 and best run: the norm doubles over 2,500 steps and then stays constant."""
 
 MECHANISMS: dict[str, Any] = {
     "size": "norm",
@@ -52,7 +49,7 @@ NEED_WHOLE_TENSORS = ("size", *STEP_LENGTHS)
 size is a function of the whole tensor, and no rank knows the length of a whole update."""
 
 DEFAULTS: dict[str, Any] = {
-    "rate": 1e-2,
+    "rate": 0.1,
     "scope": "global",
     "law": "proportional",
     "order": "after",
@@ -61,6 +58,9 @@ DEFAULTS: dict[str, Any] = {
     **MECHANISMS,
 }
 """The settings that every group has beside its target, with their defaults."""
+
+RELATIVE = ("ratio", "hold")
+"""The kinds of target that refer to the reference norm."""
 
 STATE_NAMES = ("step", "reference", "first_lr", "memory", "scales", "vectors")
 """What ``group["control"]`` contains beside the settings; see :class:`ControlState`."""
@@ -75,7 +75,7 @@ def setting_names() -> tuple[str, ...]:
 
 
 def target_kind(settings: Settings) -> str:
-    """Return the kind of target: "ratio", "norm", "rms" or "gain"."""
+    """Return the kind of target: "ratio", "norm", "rms", "gain" or "hold"."""
     return next(name for name in TARGETS if settings.get(name) is not None)
 
 
@@ -110,7 +110,7 @@ def with_defaults(given: Settings) -> dict[str, Any]:
     """Return all settings of a controller: those that are given, and for the rest the defaults."""
     settings = DEFAULTS | normalise(given)
     if not any(kind in settings for kind in TARGETS):
-        settings["ratio"] = PAPER_RATIO
+        settings["hold"] = 1.0
     return settings
 
 
@@ -202,7 +202,7 @@ def check_mechanisms(group: Group) -> None:
     kind, scope = target_kind(settings), parse_scope(settings["scope"])
     size, start = settings["size"], settings["start"]
     check_start(start)
-    if start and kind != "ratio":
+    if start and kind not in RELATIVE:
         raise ValueError(
             f"start={start!r} takes the norm of that step as the reference, but the target is "
             f"given as {kind}=, which needs none. Give a ratio, 1.0 to keep that norm."
@@ -266,7 +266,7 @@ def check_references(
     settings = group[CONTROL]
     scope = parse_scope(settings["scope"])
     has_zero = len(reference) > 0 and not bool((reference > 0).all())
-    if scope.joint or target_kind(settings) != "ratio" or not has_zero:
+    if scope.joint or target_kind(settings) not in RELATIVE or not has_zero:
         return
     if settings["start"] == EVERY_STEP and settings["relative_step"] is None:
         return  # the reference is zero at the first step only

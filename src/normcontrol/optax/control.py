@@ -7,6 +7,7 @@ it in the chain.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from normcontrol.optax.laws import Law
-from normcontrol.optax.outputs import Outputs, outputs_of
+from normcontrol.optax.outputs import Outputs, is_known, outputs_of
 from normcontrol.optax.parts import check_reference, measure, reference, spread, widened
 from normcontrol.optax.rounding import round_to
 from normcontrol.optax.selection import Mask, Selection, select
@@ -35,7 +36,7 @@ class NormControlState(NamedTuple):
 
 def control_norm(
     ratio: Value | None = None,
-    rate: Value = 1e-2,
+    rate: Value = 0.1,
     scope: Any = "global",
     mask: Mask = None,
     *,
@@ -119,7 +120,7 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
             "Leave it out with a mask, or use optax.partition to give it another scope",
         )
     norm0 = measure(selected.arrays, scope)
-    if settings.kind == "ratio":
+    if settings.kind in ("ratio", "hold"):
         check_reference(norm0, scope, selected.names, selected.arrays)
     outputs = _outputs(settings, selected)
     unit = reference(settings.kind, norm0, scope, selected.arrays, outputs)
@@ -130,12 +131,20 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
     )
 
 
-def _outputs(settings: Settings, selected: Selection) -> list[int]:
-    """Return the number of outputs of every array, if the target is a gain."""
-    if settings.kind != "gain":
+def _outputs(settings: Settings, selected: Selection) -> list[float]:
+    """Return the number of outputs of every array, if the target refers to them.
+
+    Where nothing but the default asks for a number that cannot be known, it is NaN.
+    """
+    if settings.kind not in ("gain", "hold"):
         return []
-    pairs = zip(selected.names, selected.arrays, strict=True)
-    return [outputs_of(name, array, settings.outputs) for name, array in pairs]
+    told = settings.outputs
+    return [
+        outputs_of(name, array, told)
+        if settings.kind == "gain" or is_known(name, array, told)
+        else math.nan
+        for name, array in zip(selected.names, selected.arrays, strict=True)
+    ]
 
 
 def _controlled(
@@ -154,7 +163,7 @@ def _controlled(
     _check_state(state, norm)
     target = value_at(level, count) * unit  #                 r_t ||theta_0||
     scale = law(norm, target, value_at(rate, count))  #       1 - k_t (1 - target / norm)
-    scale = _one_where_undefined(scale, norm, state.norm0 if kind == "ratio" else norm)
+    scale = _one_where_undefined(scale, norm, state.norm0 if kind in ("ratio", "hold") else norm)
     factors = spread(scale, scope, weights)  #                theta_t <- scale * theta_t
     thetas = [factor * theta for factor, theta in zip(factors, thetas, strict=True)]
 

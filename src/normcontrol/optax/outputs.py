@@ -14,6 +14,13 @@ Outputs = Callable[[str, Any], "int | Sequence[int] | None"] | None
 """A function of name and array that returns the axes of its outputs, or None for the rule."""
 
 
+def is_known(name: str, array: Any, told: Outputs = None) -> bool:
+    """Return whether the number of outputs of an array is known."""
+    return array.ndim >= 2 and (
+        array.ndim != 3 or (told is not None and told(name, array) is not None)
+    )
+
+
 def outputs_of(name: str, array: Any, told: Outputs = None) -> int:
     """Return the number of outputs of an array.
 

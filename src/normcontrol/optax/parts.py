@@ -15,6 +15,9 @@ import jax.numpy as jnp
 
 from normcontrol.scope import Scope
 
+HELD_GAIN = 0.8
+"""The gain below which weights are not held, as in ``normcontrol.target``, which needs torch."""
+
 
 def widened(array: Any) -> jax.Array:
     """Return the array in float32, or in its own dtype if that is wider."""
@@ -49,15 +52,18 @@ def spread(scale: jax.Array, scope: Scope, weights: Sequence[Any]) -> list[jax.A
 
 
 def reference(
-    kind: str, norm0: jax.Array, scope: Scope, weights: Sequence[Any], outputs: Sequence[int]
+    kind: str, norm0: jax.Array, scope: Scope, weights: Sequence[Any], outputs: Sequence[float]
 ) -> jax.Array:
     """Return the norm that the scheduled number multiplies: the initial norm for a ratio, 1 for a
-    norm, and the norm of weights of rms 1 or gain 1 for an rms or a gain.
+    norm, the norm of weights of rms 1 or gain 1 for an rms or a gain, and for the default, hold,
+    the initial norm or that of gain 0.8, if it is larger.
 
-    ``outputs`` are those of the arrays; they are used for a gain alone.
+    ``outputs`` are those of the arrays; they are used for a gain and for hold.
     """
     if kind == "ratio":
         return norm0
+    if kind == "hold":
+        return jnp.fmax(norm0, HELD_GAIN * reference("gain", norm0, scope, weights, outputs))
     if kind == "norm":
         return jnp.ones_like(norm0)
     amounts = outputs if kind == "gain" else [w.size for w in weights]

@@ -25,7 +25,7 @@ function of the number of updates before this one."""
 class Settings(NamedTuple):
     """The checked settings of one transformation."""
 
-    kind: str  # how the target is given: "ratio", "norm", "rms" or "gain"
+    kind: str  # how the target is given: "ratio", "norm", "rms", "gain" or "hold"
     level: Value
     rate: Value
     scope: Scope
@@ -35,7 +35,7 @@ class Settings(NamedTuple):
 
 
 def paper_ratio(count: Any) -> Any:
-    """The default ratio, the paper's Figure 1: the norm doubles over 2,500 steps, then stays.
+    """The paper's Figure 1 and best run: the norm doubles over 2,500 steps, then stays.
 
     ``count`` is the number of updates before this one, so that ``count + 1`` is the paper's step.
     """
@@ -59,7 +59,7 @@ def checked(
         raise ValueError(
             f"{' and '.join(given)} were both given, but weights have one target: give one of them."
         )
-    ((kind, level),) = (given or {"ratio": paper_ratio}).items()
+    ((kind, level),) = (given or {"hold": 1.0}).items()
     check_range(
         kind, level, 0.0, 1e300, "a norm cannot be negative, infinite or NaN. Give 0 or more."
     )
