@@ -18,10 +18,10 @@ that was trained from a gain of 2. The other trained models happen to have a gai
 printed), so that a target of 0.8 asks nothing of them. The rule is the same.
 
 Added after that, before their runs, because a default has to exist for every tensor, and the number
-of outputs of some cannot be known: the candidate "hold", which holds the norm that the weights have,
-or that of a gain of 0.8 if it is larger. And because a trained model is usually tuned with a small
-learning rate, which cannot repair what a change of the norm breaks: fine-tuning of a model that was
-trained from a gain of 1.25, with a tenth of the learning rate. The rule is the same.
+of outputs of some cannot be known: the candidate "hold", which holds the norm that the weights
+have, or that of a gain of 0.8 if it is larger. And because a trained model is usually tuned with a
+small learning rate, which cannot repair what a change of the norm breaks: fine-tuning of a model
+that was trained from a gain of 1.25, with a tenth of the learning rate. The rule is the same.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Weight:
 
 @dataclass
 class Stepwise:
-    """The controller and Adam. ``kind`` is "ratio", "norm", "rms" or "gain"; ``value`` its number."""
+    """The controller and Adam. ``kind`` is the name of a target and ``value`` its number."""
 
     weights: list[Weight]
     scope: str
@@ -100,13 +100,14 @@ class Stepwise:
             views = [self.parts(w)[j] for w, j in members]
             norm = np.sqrt(sum(np.sum(view**2) for view in views))
             count = sum(view.size for view in views)
+            reference = np.sqrt(sum(w.reference[j] ** 2 for w, j in members))
+            outputs = [w.theta.shape[0] * self.parts(w)[j].size / w.theta.size for w, j in members]
             unit = {
-                "ratio": np.sqrt(sum(w.reference[j] ** 2 for w, j in members)),
+                "ratio": reference,
                 "norm": 1.0,
                 "rms": np.sqrt(count),
-                "gain": np.sqrt(
-                    sum(w.theta.shape[0] * self.parts(w)[j].size / w.theta.size for w, j in members)
-                ),
+                "gain": np.sqrt(sum(outputs)),
+                "hold": max(reference, 0.8 * np.sqrt(sum(outputs))),
             }[self.kind]
             scale = self.scale(key, norm, self.value * unit, count)
             if np.isfinite(norm) and np.isfinite(scale):

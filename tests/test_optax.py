@@ -21,7 +21,7 @@ from small_jax import (
 )
 
 from normcontrol import AdamWN, NormControl, linear
-from normcontrol.groups.settings import PAPER_RATIO
+from normcontrol import paper_ratio as torch_paper_ratio
 from normcontrol.optax import adamwn, control_norm, norms, paper_ratio
 
 
@@ -108,10 +108,10 @@ class TestSameNumbersAsTorch:
         )
         assert_alike(theirs, ours, within=1e-6)
 
-    def test_the_default_ratio_agrees_with_torch(self):
+    def test_the_papers_ratio_agrees_with_torch(self):
         count = np.arange(0, 4000, 500)
         np.testing.assert_allclose(
-            [paper_ratio(c) for c in count], [PAPER_RATIO(c + 1) for c in count], rtol=1e-6
+            [paper_ratio(c) for c in count], [torch_paper_ratio()(c + 1) for c in count], rtol=1e-6
         )
 
 

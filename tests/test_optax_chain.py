@@ -126,7 +126,18 @@ class TestInAChain:
         assert shared == {name: (p.default, p.kind) for name, p in theirs.items()}
         assert list(ours)[: len(theirs)] == list(theirs)
         added = set(ours) - set(theirs)
-        assert added == {"ratio", "norm", "rms", "gain", "rate", "scope", "law", "order", "outputs"}
+        assert added == {
+            "ratio",
+            "norm",
+            "rms",
+            "gain",
+            "hold",
+            "rate",
+            "scope",
+            "law",
+            "order",
+            "outputs",
+        }
         assert added <= set(inspect.signature(AdamWN).parameters)
 
 

@@ -9,7 +9,7 @@ import torch
 from small import SmallModel, matrices
 from small_jax import weights_of
 
-from normcontrol import NormControl
+from normcontrol import NormControl, set_norm_
 from normcontrol.optax import adamwn, control_norm, norms
 
 
@@ -67,3 +67,27 @@ def test_every_part_has_its_share_of_the_outputs(scope, expected):
 def test_what_cannot_be_is_refused(params, settings, message):
     with pytest.raises(ValueError, match=message):
         control_norm(**{"gain": 1.0, **settings}).init(params)
+
+
+@pytest.mark.parametrize("start", [0.3, 2.0], ids=["small", "large"])
+@pytest.mark.parametrize("scope", ["global", "tensor"])
+def test_told_nothing_torch_and_jax_hold_the_same_norms(start, scope):
+    model = SmallModel()
+    set_norm_(model, gain=start)
+    params = {name: p for name, p in weights_of(model).items() if p.ndim == 2}
+    opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.0), rate=1.0, scope=scope)
+    opt.step()
+    tx = adamwn(0.0, rate=1.0, scope=scope, outputs=lambda name, array: 0)
+    zeros = {name: jnp.zeros_like(p) for name, p in params.items()}
+    _, state = tx.update(zeros, tx.init(params), params)
+    theirs = sorted(reading.norm.item() for reading in opt.norms().values())
+    assert sorted(norms(state)[0].norm.ravel().tolist()) == pytest.approx(theirs, rel=1e-6)
+    joint = math.sqrt(sum(norm**2 for norm in theirs))
+    expected = max(start, 0.8) * math.sqrt(sum(w.shape[0] for w in matrices(model)))
+    assert scope == "tensor" or joint == pytest.approx(expected)
+
+
+def test_told_nothing_arrays_of_unknown_outputs_keep_their_norm():
+    params = {"kernel": jnp.full((2, 3, 4), 0.01)}
+    before = float(jnp.linalg.norm(params["kernel"]))
+    assert reached(params, mask=True) == pytest.approx(before)

@@ -34,7 +34,14 @@ cases = st.fixed_dictionaries(
         ),
         "order": st.sampled_from(["after", "before"]),
         "target": st.sampled_from(
-            [("ratio", 1.5), ("ratio", 0.5), ("norm", 2.0), ("rms", 0.7), ("gain", 0.8)]
+            [
+                ("ratio", 1.5),
+                ("ratio", 0.5),
+                ("norm", 2.0),
+                ("rms", 0.7),
+                ("gain", 0.8),
+                ("hold", 1.0),
+            ]
         ),
         "rate": st.sampled_from([0.0, 0.1, 1.0]),
         "start": st.sampled_from([0, 0, 2]),

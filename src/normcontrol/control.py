@@ -53,12 +53,11 @@ class NormControl(Wrapper):
 
     Args:
         optimizer: any torch optimizer; it must not decay the weights that are controlled.
-        ratio: the target norm as a multiple of the initial norm, r_t: a number, a schedule, or a
-            function of the step. Default: the paper's, from 1 to 2 over 2,500 steps.
+        ratio: target norm / initial norm, r_t: a number, a schedule, or a function of the step.
         norm: the target norm itself, in place of a ratio.
         rms: the target root-mean-square of the weights, in place of a ratio.
-        gain: the target norm in units of sqrt(outputs), in place of a ratio: about the norm of a
-            row. It suits any width.
+        gain: the target norm in units of sqrt(outputs): about the norm of a row.
+        hold: as a ratio, but of the norm of gain 0.8 if that is larger. 1.0 is the default target.
         rate: the fraction of the distance to the target that each step covers, k_t in [0, 1]. The
             norm follows with a time constant of 1/rate steps.
         scope: which weights share a norm: "global" (the paper), "group", "tensor", "row", "col", or
@@ -110,6 +109,7 @@ class NormControl(Wrapper):
         norm: Value | None = None,
         rms: Value | None = None,
         gain: Value | None = None,
+        hold: Value | None = None,
         rate: Value = 0.1,
         scope: Any = "global",
         law: str | Law = "proportional",
@@ -125,8 +125,9 @@ class NormControl(Wrapper):
         stepper: Callable[[Optimizer, Clock], Stepper] | None = None,
     ) -> None:
         given: dict[str, Any] = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain}
-        given |= {"rate": rate, "scope": scope, "law": law, "order": order, "start": start}
-        given |= {"size": size, "cautious": cautious, "outputs": outputs, "controlled": controlled}
+        given |= {"hold": hold, "rate": rate, "scope": scope, "law": law, "order": order}
+        given |= {"start": start, "size": size}
+        given |= {"cautious": cautious, "outputs": outputs, "controlled": controlled}
         given |= {"relative_step": relative_step, "min_relative_step": min_relative_step}
         super().__init__(optimizer)
         self._settings, self._make_stepper = with_defaults(given), stepper or PlainStepper

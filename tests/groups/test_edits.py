@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normcontrol import AdamWN, NormControl
-from normcontrol.groups.settings import FIXED, setting_names
+from normcontrol.groups.settings import FIXED, RELATIVE, setting_names
 from normcontrol.target import TARGETS
 
 WEIGHT = torch.linspace(-1, 2, 12).reshape(3, 4)
@@ -18,6 +18,7 @@ OTHER = {
     "norm": 5.0,
     "rms": 0.25,
     "gain": 0.8,
+    "hold": 1.5,
     "rate": 0.25,
     "law": "upper",
     "order": "before",
@@ -36,6 +37,7 @@ WRONG = {
     "norm": float("nan"),
     "rms": -0.1,
     "gain": -0.1,
+    "hold": -0.1,
     "rate": 1.5,
     "law": "sideways",
     "order": "sideways",
@@ -96,13 +98,14 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "steps"), TAKEN)
 def test_an_edited_setting_takes_effect_at_the_next_step(name, steps, flat):
     p, opt = trained(steps)
-    other = OTHER | {"norm": 1.5 * float(WEIGHT.norm())} if name == "ratio" else OTHER
+    is_relative = name in RELATIVE  # to the reference of the first optimizer
+    other = OTHER | {"norm": 1.5 * float(WEIGHT.norm())} if is_relative else OTHER
     if name == "start":  # which needs a ratio
         opt.param_groups[0]["control"]["ratio"] = 1.0
     settings = {
         k: v for k, v in BASE.items() if k not in TARGETS or name not in (*TARGETS, "start")
     }
-    settings["norm" if name == "ratio" else name] = other["norm" if name == "ratio" else name]
+    settings["norm" if is_relative else name] = other["norm" if is_relative else name]
     if name == "start":
         settings["ratio"] = 1.0
     fresh, expected = optimizer(p.detach(), **settings)

@@ -43,6 +43,7 @@ def control_norm(
     norm: Value | None = None,
     rms: Value | None = None,
     gain: Value | None = None,
+    hold: Value | None = None,
     law: str | Law = "proportional",
     order: str = "after",
     outputs: Outputs = None,
@@ -53,7 +54,7 @@ def control_norm(
 
     Args:
         ratio: the target norm divided by the initial norm, r_t: a number or an optax schedule. The
-            default is the paper's: from 1 to 2 over 2,500 steps, then constant.
+            paper's is :func:`paper_ratio`.
         rate: the fraction of the way to the target that each update goes, k_t in [0, 1].
         scope: which weights share a norm: "global" (the paper), "tensor", "row" (axis 0), "col"
             (axis 1), or a tuple of axes. For groups with norms of their own use
@@ -65,6 +66,7 @@ def control_norm(
         rms: the target root mean square of the weights, in place of a ratio.
         gain: the target norm in units of sqrt(outputs), in place of a ratio. The outputs are the
             last axis of an array, and the tokens of an embedding.
+        hold: as a ratio, but of the norm of gain 0.8 if that is larger. 1.0 is the default target.
         law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), or "projection" (on
             target in one step).
         order: "after" the optimizer's update (Algorithm 1) or "before" it, as optax's own weight
@@ -81,7 +83,7 @@ def control_norm(
     [[2.5 2.5]
      [2.5 2.5]]
     """
-    targets = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain}
+    targets = {"ratio": ratio, "norm": norm, "rms": rms, "gain": gain, "hold": hold}
     settings = checked(targets, rate, scope, law, order, outputs)
 
     def init(params: Any) -> NormControlState:
