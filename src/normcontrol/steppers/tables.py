@@ -52,11 +52,16 @@ def why_not(params: list[Tensor]) -> str | None:
     return None
 
 
+KNOWN = (3, 6), (3, 9)
+"""The oldest and the newest Triton whose compiled kernels are launched directly: the one was run,
+of the other the source was read."""
+
+
 class Launch:
     """A kernel with its constants. After the first call it is launched without Triton's checks.
 
     The types of the arguments are the same at every call, and Triton's checks would take longer
-    than many a step.
+    than many a step. With a Triton that is not :data:`KNOWN` they are made.
 
     Args:
         kernel: the kernel.
@@ -82,6 +87,9 @@ class Launch:
         given = (*self.fixed, *arguments)
         compiled = self.kernel[(self.programs,)](*given, **self.constants, num_warps=WARPS)
         if compiled is None:  # the interpreter compiles nothing
+            return
+        version = import_module("triton").__version__.split(".")
+        if not KNOWN[0] <= (int(version[0]), int(version[1])) <= KNOWN[1]:
             return
         driver = import_module("triton.runtime").driver.active
         self._device, self._stream = driver.get_current_device(), driver.get_current_stream
