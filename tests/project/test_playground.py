@@ -20,7 +20,7 @@ SETTINGS = {
     "ratio": 1.7,
     "rate": 0.02,
     "law": "proportional",
-    "steps": 600,
+    "steps": 200,
     "warmup": 50,
     "floor": 0.1,
     "ramp": 80,
@@ -31,6 +31,13 @@ SETTINGS = {
 
 @pytest.fixture
 def opened(browser):
+    with browser.open(PAGE) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def left_alone(browser):
+    """The page for tests that only ask its functions."""
     with browser.open(PAGE) as opened:
         yield opened
 
@@ -52,18 +59,18 @@ def simulated(opened, s: dict) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.0])
-def test_the_norm_under_adamw_is_that_of_the_prediction(opened, decay):
+def test_the_norm_under_adamw_is_that_of_the_prediction(left_alone, decay):
     s = {**SETTINGS, "decay": decay}
     rates = [lr_at(step, s) for step in range(1, s["steps"] + 1)]
     weights = [TensorClass("matrices", 1000, s["rms"])]
     predicted = predict.adamw(weights, rates, decay, constants=s["constant"])
-    found = simulated(opened, s)["adamw"]
+    found = simulated(left_alone, s)["adamw"]
     assert found == pytest.approx(list(predicted.ratios), rel=1e-9)
 
 
 @pytest.mark.parametrize("law", [*LAWS, "band(0.5)", "integral"])
 @pytest.mark.parametrize("ratio", [1.7, 0.6])
-def test_the_norm_under_control_is_that_of_the_law_in_python(opened, law, ratio):
+def test_the_norm_under_control_is_that_of_the_law_in_python(left_alone, law, ratio):
     s = {**SETTINGS, "law": law, "ratio": ratio, "rate": 1.0 if law == "integral" else 0.02}
     memory = Integral(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
     apply = law_of(law) or memory
@@ -73,7 +80,7 @@ def test_the_norm_under_control_is_that_of_the_law_in_python(opened, law, ratio)
         norm = (norm**2 + s["constant"] * lr_at(step, s) ** 2).sqrt()
         norm = norm * apply(norm, torch.tensor([target(step) * s["rms"]]).double(), s["rate"]).abs()
         expected.append(norm.item() / s["rms"])
-    found = simulated(opened, s)
+    found = simulated(left_alone, s)
     assert found["control"] == pytest.approx(expected, rel=1e-6)
     assert found["target"] == pytest.approx([target(step) for step in range(s["steps"] + 1)])
 
