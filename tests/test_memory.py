@@ -13,7 +13,7 @@ from torch import nn
 
 from normcontrol import AdamWN, cosine, linear
 
-FEW, MANY = 100, 1500
+FEW, MANY = 100, 2000
 SETTINGS = {"ratio": linear(1.0, 2.0, steps=50), "rate": cosine(0.1, 0.01, steps=500)}
 MAKERS = {
     "plain": lambda params: AdamWN(params, foreach=False, **SETTINGS),
@@ -78,7 +78,7 @@ def train_shards() -> None:
     model = nn.Linear(3, 4)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     params = list(model.parameters())
-    assert_constant(training_step(AdamWN(params, **SETTINGS), params), many=2000)
+    assert_constant(training_step(AdamWN(params, **SETTINGS), params))
 
 
 @pytest.mark.slow
