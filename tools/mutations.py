@@ -65,11 +65,14 @@ NEAR = {
     "steppers/clip.py": ["tests/steppers/test_clip.py", "tests/test_amp_compile.py"],
     "steppers/kernels.py": ["tests/steppers/test_fused_events.py"],
     "steppers/fused.py": ["tests/steppers/test_fused_events.py"],
+    "steppers/pass_kernels.py": [
+        *("tests/steppers/test_fused_events.py", "tests/steppers/test_passes.py"),
+    ],
 }
 """The tests that run for the mutations of a file. Those of kernels run in Triton's interpreter."""
 
 MUTATIONS = ROOT / "tools/mutations.txt"
-INTERPRETED = {"steppers/kernels.py", "steppers/fused.py"}
+INTERPRETED = {"steppers/kernels.py", "steppers/pass_kernels.py", "steppers/fused.py"}
 
 
 def read(table: str) -> list[Mutation]:
