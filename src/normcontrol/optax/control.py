@@ -16,7 +16,7 @@ import optax
 
 from normcontrol.optax.laws import Law
 from normcontrol.optax.outputs import Outputs, is_known, outputs_of
-from normcontrol.optax.parts import check_reference, measure, reference, spread, widened
+from normcontrol.optax.parts import RELATIVE, check_reference, measure, reference, spread, widened
 from normcontrol.optax.rounding import round_to
 from normcontrol.optax.selection import Mask, Selection, select
 from normcontrol.optax.settings import Settings, Value, checked, value_at
@@ -122,7 +122,7 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
             "Leave it out with a mask, or use optax.partition to give it another scope",
         )
     norm0 = measure(selected.arrays, scope)
-    if settings.kind in ("ratio", "hold"):
+    if settings.kind in RELATIVE:
         check_reference(norm0, scope, selected.names, selected.arrays)
     outputs = _outputs(settings, selected)
     unit = reference(settings.kind, norm0, scope, selected.arrays, outputs)
@@ -165,7 +165,7 @@ def _controlled(
     _check_state(state, norm)
     target = value_at(level, count) * unit  #                 r_t ||theta_0||
     scale = law(norm, target, value_at(rate, count))  #       1 - k_t (1 - target / norm)
-    scale = _one_where_undefined(scale, norm, state.norm0 if kind in ("ratio", "hold") else norm)
+    scale = _one_where_undefined(scale, norm, state.norm0 if kind in RELATIVE else norm)
     factors = spread(scale, scope, weights)  #                theta_t <- scale * theta_t
     thetas = [factor * theta for factor, theta in zip(factors, thetas, strict=True)]
 
