@@ -5,8 +5,10 @@ The processes are forked from a server that has torch imported already.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
+import signal
 import sys
 import tempfile
 import traceback
@@ -45,7 +47,8 @@ def run(
             process.join(4 * timeout)
         late = [rank for rank, process in enumerate(processes) if process.is_alive()]
         for rank in late:
-            processes[rank].kill()
+            os.kill(processes[rank].pid, signal.SIGABRT)  # it writes where it hangs
+            processes[rank].join()
         results: list[Any] = []
         errors = []  # all of them: when one rank fails, the others lose their connection to it
         for rank in range(ranks):
@@ -54,10 +57,9 @@ def run(
                 results.append(None)
                 continue
             if rank in late or not file.exists():
-                raise AssertionError(
-                    f"Rank {rank} "
-                    f"{'hangs' if rank in late else f'died with exit code {processes[rank].exitcode}'}."
-                )
+                ended = "hangs" if rank in late else f"died ({processes[rank].exitcode})"
+                where = Path(folder, f"fault{rank}").read_text()
+                raise AssertionError(f"Rank {rank} {ended}. {where}")
             result, error = pickle.loads(file.read_bytes())
             if error is not None:
                 errors.append(f"Rank {rank} failed:\n{error}")
@@ -86,6 +88,7 @@ def _rank(
     work: bytes, rank: int, ranks: int, folder: str, timeout: float, environ: dict[str, str]
 ) -> None:
     torch.set_num_threads(1)
+    faulthandler.enable(Path(folder, f"fault{rank}").open("w"))
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), **environ)
     # Unpickling imports the modules of the function, so the environment must be set before it.
     function, args = pickle.loads(work)
