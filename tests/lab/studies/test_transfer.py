@@ -7,6 +7,8 @@ import math
 import pytest
 from fakes import DATA, FakeLedger, record
 
+from normcontrol.lab.report.page import COLOURS
+from normcontrol.lab.report.study_page import drawn
 from normcontrol.lab.studies import regret, transfer
 from normcontrol.lab.studies.regret import (
     ADAMW,
@@ -230,3 +232,10 @@ def test_the_table_has_a_row_for_each_condition_and_the_worst_and_mean_of_all():
         "mean",
     ]
     assert rows[1][1] == "0.0000 (3)"
+
+
+def test_the_figure_shows_the_base_and_not_all_conditions():
+    judged = verdict.judge(ledger())
+    parts = [trial.cells[0].part for trial in drawn(judged)]
+    assert 1 < len(parts) <= len(COLOURS) < len(judged.rows)
+    assert set(parts) == {"base"}

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 
 from normcontrol.lab.report import panels
-from normcontrol.lab.report.page import Page, Run, Table
+from normcontrol.lab.report.page import COLOURS, Page, Run, Table
 from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.study.claims import HOW
 from normcontrol.lab.study.evidence import Trial
@@ -49,7 +49,7 @@ def write(ledger: Ledger, out: Path) -> Path:
 
 def drawn(verdict: Verdict) -> list[Trial]:
     """The trials to draw: one for each arm that can be compared. Runs that belong to two arms are
-    drawn once."""
+    drawn once. Of more trials than there are colours, those of the baseline's part are drawn."""
     found: list[Trial] = []
     for row in verdict.rows:
         ids = {record.id for record in row.trial.records}
@@ -57,6 +57,9 @@ def drawn(verdict: Verdict) -> list[Trial]:
             ids <= {r.id for r in other.records} for other in found
         ):
             found.append(row.trial)
+    if verdict.baseline is not None and len(found) > len(COLOURS):
+        part = verdict.baseline.trial.cells[0].part
+        found = [trial for trial in found if trial.cells[0].part == part]
     return found
 
 
