@@ -31,7 +31,7 @@ from normcontrol.weights.passes import measure
 
 BYTES_ADAM = 28  # per fp32 weight: weight, m and v are read and written, the gradient is read
 # The norm reads the weight. Another pass, to correct the factor, reads and writes it.
-BYTES_CONTROL = {"fused": 4, "fused, no guess holds": 12}
+BYTES_CONTROL = {"fused": 4, "fused, rate 0.01": 4, "fused, no guess holds": 12}
 GRADIENTS, WARM_UP = 4, 12
 LR = 3e-4
 
@@ -39,11 +39,11 @@ Shapes = list[tuple[int, ...]]
 Make = Callable[[list[Tensor]], Optimizer]
 
 
-def adam(**chosen: bool) -> tuple[Make, Make]:
+def adam(rate: float = 0.1, **chosen: bool) -> tuple[Make, Make]:
     """AdamW and AdamWN with one implementation."""
     return (
         lambda weights: AdamW(weights, LR, weight_decay=0.1, **chosen),
-        lambda weights: AdamWN(weights, LR, **chosen),
+        lambda weights: AdamWN(weights, LR, rate=rate, **chosen),
     )
 
 
@@ -57,6 +57,7 @@ def sgd(**settings: Any) -> tuple[Make, Make]:
 
 IMPLEMENTATIONS: dict[str, tuple[Make, Make]] = {
     "fused": adam(fused=True),
+    "fused, rate 0.01": adam(0.01, fused=True),
     "fused, no guess holds": adam(fused=True),
     "default": adam(),
     "foreach": adam(foreach=True),
@@ -66,10 +67,14 @@ IMPLEMENTATIONS: dict[str, tuple[Make, Make]] = {
 }
 
 MLP: Shapes = [(128, 64), (128,), (128, 128), (128,), (10, 128), (10,)]
-ALL = ("fused", "fused, no guess holds", "foreach", "for-loop")
+FUSED = ("fused", "fused, rate 0.01", "fused, no guess holds")
 CASES: dict[str, tuple[Shapes, int, tuple[str, ...]]] = {
-    "GPT-2 124M": (gpt_shapes(768, 12, 50304), 1, ALL),
-    "12 layers of 1,024": ([(1024, 1024), (1024,)] * 12, 2, ("fused", "default")),
+    "GPT-2 124M": (gpt_shapes(768, 12, 50304), 1, (*FUSED, "foreach", "for-loop")),
+    "12 layers of 1,024": (
+        [(1024, 1024), (1024,)] * 12,
+        2,
+        ("fused", "fused, rate 0.01", "default"),
+    ),
     "MLP of 26,000": (MLP, 50, ("fused", "default", "SGD, momentum", "SGD")),
     "1,000 tensors of 8x8": ([(8, 8)] * 1000, 5, ("fused", "foreach", "for-loop")),
 }
