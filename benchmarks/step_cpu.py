@@ -70,11 +70,7 @@ MLP: Shapes = [(128, 64), (128,), (128, 128), (128,), (10, 128), (10,)]
 FUSED = ("fused", "fused, rate 0.01", "fused, no guess holds")
 CASES: dict[str, tuple[Shapes, int, tuple[str, ...]]] = {
     "GPT-2 124M": (gpt_shapes(768, 12, 50304), 1, (*FUSED, "foreach", "for-loop")),
-    "12 layers of 1,024": (
-        [(1024, 1024), (1024,)] * 12,
-        2,
-        ("fused", "fused, rate 0.01", "default"),
-    ),
+    "12 layers of 1,024": ([(1024, 1024), (1024,)] * 12, 2, (*FUSED, "default")),
     "MLP of 26,000": (MLP, 50, ("fused", "default", "SGD, momentum", "SGD")),
     "1,000 tensors of 8x8": ([(8, 8)] * 1000, 5, ("fused", "foreach", "for-loop")),
 }
