@@ -68,11 +68,15 @@ NEAR = {
     "steppers/pass_kernels.py": [
         *("tests/steppers/test_fused_events.py", "tests/steppers/test_passes.py"),
     ],
+    "steppers/spectral_kernels.py": ["tests/steppers/test_spectral.py"],
 }
 """The tests that run for the mutations of a file. Those of kernels run in Triton's interpreter."""
 
 MUTATIONS = ROOT / "tools/mutations.txt"
-INTERPRETED = {"steppers/kernels.py", "steppers/pass_kernels.py", "steppers/fused.py"}
+INTERPRETED = {
+    *("steppers/kernels.py", "steppers/pass_kernels.py", "steppers/spectral_kernels.py"),
+    "steppers/fused.py",
+}
 
 
 def read(table: str) -> list[Mutation]:

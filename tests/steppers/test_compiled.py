@@ -60,11 +60,12 @@ def launches() -> list[Launched]:
         step(before, scaler)
         clips = {"max_grad_norm": 1.0, "scope": "tensor", "law": "upper"}
         step(AdamWN(weights(FP16), fused=True, **clips), scaler)
-        step(NormControl(SGD(weights(FP32), lr=0.1)))
-        step(NormControl(SGD(weights(BF16, 1), lr=0.1)))
-        step(NormControl(SGD(weights(FP32), lr=0.1), scope="row", law="upper"))
+        step(NormControl(SGD(weights(FP32), lr=0.1), scope="tensor"))
+        for params in (weights(FP32) + weights(FP16), weights(BF16, 1)):
+            step(NormControl(SGD(params, lr=0.1), size="spectral", scope="tensor"))
+        step(NormControl(SGD(weights(FP32, 1), lr=0.1), scope="row", law="upper"))
         step(NormControl(SGD(weights(BF16), lr=0.1), scope="row"))
-        step(NormControl(SGD(weights(FP16, 1), lr=0.1, fused=True), scope="row"), overflow)
+        step(NormControl(SGD(weights(FP16), lr=0.1, fused=True), scope="row"), overflow)
         with torch.no_grad():
             for weight in weights(BF16) + weights(FP16):
                 multiply_rounding_(weight.as_subclass(OnGPU), torch.ones(()), torch.ones(()))

@@ -15,6 +15,7 @@ FILES = {
         "steppers/test_fused.py",
         "steppers/test_fused_gpu.py",
         "steppers/test_passes.py",
+        "steppers/test_spectral.py",
         "lab/training/test_loss.py",
     ],
     "events": [

@@ -46,7 +46,8 @@ class PowerIteration:
         self.vectors = stored.to(params[0].device)
         """The vectors, one after the other. Every call updates them in place."""
         self._each = self.vectors.split(columns)
-        self._others = torch.cat([any_vectors(v, 1)[:, 0] for v in self._each])
+        self.others = torch.cat([any_vectors(v, 1)[:, 0] for v in self._each])
+        """What is tried after a matrix that has no singular vector, of zeros or not finite."""
         self._rows, self._row_of = rows, self._matrix_of(rows)
         self._column_of = self._matrix_of(columns)
 
@@ -72,7 +73,7 @@ class PowerIteration:
             # A matrix of zeros, or not finite, gives NaN: its weights are left alone at this step.
             known = values[self._column_of]
             found = (known > 0) & (known < math.inf)
-            self.vectors.copy_(torch.where(found, torch.cat(rights) / known, self._others))
+            self.vectors.copy_(torch.where(found, torch.cat(rights) / known, self.others))
         return values.double()
 
 

@@ -192,6 +192,9 @@ class SetPasses:
     :meth:`made` returns None if the kernels cannot handle the tensors.
     """
 
+    measures_size = False
+    """Whether :meth:`measure` returns what is controlled in place of the norm."""
+
     def __init__(self, tensors: Sequence[Tensor], scope: Scope) -> None:
         self.tensors = tensors
         counts, device = scope.sizes(tensors), tensors[0].device
@@ -214,14 +217,14 @@ class SetPasses:
         self.addresses = list(map(Tensor.data_ptr, tensors))
         self.strides = list(map(Tensor.stride, tensors))
 
-    @staticmethod
-    def made(tensors: Sequence[Tensor], scope: Scope) -> SetPasses | None:
+    @classmethod
+    def made(cls, tensors: Sequence[Tensor], scope: Scope, *more: Any) -> SetPasses | None:
         """Return passes over these tensors; None if the kernels cannot handle them."""
         if why_not(list(tensors)) is not None or not _are_fit(tensors, scope):
             return None
         if tensors[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return None  # the tables must exist before a graph is captured
-        return SetPasses(tensors, scope)
+        return cls(tensors, scope, *more)
 
     def still_fits(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether the tensors are where they were. Shards may be other objects now."""

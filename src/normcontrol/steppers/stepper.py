@@ -269,7 +269,7 @@ class PlainStepper(Stepper):
         s.law_on_device, passes = None, None
         if not torch.compiler.is_compiling() and s in self.on_gpu:
             passes = self._find_passes(s)
-        if passes is not None and "size" not in s.mechanisms:
+        if passes is not None and (passes.measures_size or "size" not in s.mechanisms):
             return passes.measure()
         params = s.params if s.shards is None else [local(p) for p in s.params]
         size = s.size(params, s.scope) if s.power_iteration is None else s.power_iteration(params)
@@ -296,9 +296,9 @@ class PlainStepper(Stepper):
         if torch.is_grad_enabled():
             known = None
         elif known is None or not known.still_fits(local_tensors(s.params)):
-            from normcontrol.steppers.passes import SetPasses  # needs Triton
+            from normcontrol.steppers.spectral import passes_over  # needs Triton
 
-            known = SetPasses.made(local_tensors(s.params), s.scope)
+            known = passes_over(local_tensors(s.params), s.scope, s.power_iteration)
         self.passes[s] = known
         if known is not None:
             knows_law = s.shards is None and s.law is proportional
