@@ -32,6 +32,7 @@ MODULES = {
             "Schedule",
             "constant",
             "linear",
+            "paper_ratio",
             "cosine",
             "piecewise",
             "trace",
