@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from normcontrol.lab.studies import claims, confirm, family, paper, settle, transfer
+from normcontrol.lab.studies import budget, claims, confirm, family, paper, settle, transfer
 from normcontrol.lab.study.cells import Study
 
 STUDIES: dict[str, Study] = {
@@ -14,6 +14,7 @@ STUDIES: dict[str, Study] = {
         transfer.STUDY,
         settle.STUDY,
         confirm.STUDY,
+        budget.STUDY,
         *paper.STUDIES,
     )
 }
