@@ -16,7 +16,8 @@ import matplotlib.pyplot as plt
 
 from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.opening import open_folder
-from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, REPLAYED, TUNING
+from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, REPLAYED
+from normcontrol.lab.studies.tuning import TUNING
 from normcontrol.lab.study.comparison import choose
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
 from normcontrol.lab.study.statistics import paired

@@ -18,8 +18,8 @@ from normcontrol.lab.studies.settled import (
     REPLAYED,
     SQRT,
     TENSOR,
-    TUNING,
 )
+from normcontrol.lab.studies.tuning import TRIALS, TUNING
 from normcontrol.lab.study import verdict
 from normcontrol.lab.study.cells import identity
 from normcontrol.lab.study.records import Results
@@ -105,7 +105,7 @@ def test_all_arms_are_tuned_with_as_many_trials_and_with_the_first_seed_alone(ce
     for arm in TUNED:
         tried = [cell for cell in cells if cell.arm == arm and cell.part == TUNING]
         assert {cell.seed for cell in tried} == {0}
-        assert len({identity(cell.config, DATA) for cell in tried}) == settle.TRIALS
+        assert len({identity(cell.config, DATA) for cell in tried}) == TRIALS
         fresh = [cell for cell in cells if cell.arm == arm and cell.part != TUNING]
         assert {cell.seed for cell in fresh} >= {1, 2, 3, 4, 5}
         assert 0 not in {cell.seed for cell in fresh}
@@ -116,7 +116,7 @@ def test_where_the_best_is_at_an_edge_more_is_tried_up_to_a_limit():
     tried = [c for c in of.cells(of.results()) if c.part == TUNING and c.arm == ADAMW]
     rates = sorted({c.config.optim.lr for c in tried})
     assert rates == pytest.approx([0.002, 0.004, 0.008, 0.016, 0.032])
-    assert len(tried) == settle.TRIALS + 1  # the ladder of learning rates ends here
+    assert len(tried) == TRIALS + 1  # the ladder of learning rates ends here
     findings = {claim.name: finding for claim, finding in verdict.judge(of).findings}
     assert "at the edge of its grid (lr=0.032)" in findings["lower"].text()
 

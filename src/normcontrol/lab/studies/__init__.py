@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
-from normcontrol.lab.studies import budget, claims, confirm, family, paper, settle, transfer
+from normcontrol.lab.studies import (
+    budget,
+    claims,
+    confirm,
+    family,
+    optimizers,
+    paper,
+    settle,
+    transfer,
+)
 from normcontrol.lab.study.cells import Study
 
 STUDIES: dict[str, Study] = {
@@ -15,6 +24,7 @@ STUDIES: dict[str, Study] = {
         settle.STUDY,
         confirm.STUDY,
         budget.STUDY,
+        optimizers.STUDY,
         *paper.STUDIES,
     )
 }

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN, MARGIN
+from normcontrol.lab.studies.tuning import seeded
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, ONE_SEED, Claim, Finding, decide
 from normcontrol.lab.study.evidence import Evidence
@@ -36,7 +37,10 @@ FACTORS, LONGEST = (1, 2), 4
 STEPS = {"tiny": 600, "small": 1500}
 """The first horizon."""
 
-CHOSEN = {"small": {ADAMW: (4e-3, 0.3), ADAMWN: (4e-3, 0.8)}}
+CHOSEN = {
+    "tiny": {ADAMW: (1.2e-2, 0.56), ADAMWN: (6e-3, 0.8)},
+    "small": {ADAMW: (4e-3, 0.3), ADAMWN: (4e-3, 0.8)},
+}
 """By scale and arm, what ``settle`` chose: the learning rate, and the decay or the gain."""
 
 SEEDS = range(31, 36)
@@ -71,7 +75,7 @@ def cell(scale: str, arm: str, factor: int, seed: int) -> Cell:
         value *= base.run.steps / steps
     kind = settle.ARMS[ADAMWN if arm == ADAMWN else ADAMW]
     settings = (("lr", lr), (kind.key, value))
-    config = settle.seeded(lasting(base, steps).with_(**kind.fixed, **dict(settings)), seed)
+    config = seeded(lasting(base, steps).with_(**kind.fixed, **dict(settings)), seed)
     return Cell(at(arm, factor), config, seed, settings, f"x{factor}")
 
 

@@ -22,9 +22,9 @@ CHOSEN = {ADAMW: 0.3, ADAMWN: 0.8}
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """Pair by pair."""
-    lr = settle.BASES[scale].optim.lr
+    tuned = settle.TUNED[scale]
     return [
-        settle.trial(scale, arm, seed, lr, value, "seeds")
+        tuned.trial(arm, seed, tuned.base.optim.lr, value, "seeds")
         for seed in SEEDS
         for arm, value in CHOSEN.items()
     ]

@@ -9,10 +9,8 @@ docs/settle.md. This file names the cells; the claims are in ``settled``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from normcontrol.lab.studies import settled
 from normcontrol.lab.studies.bases import base as scale_base
@@ -26,8 +24,8 @@ from normcontrol.lab.studies.settled import (
     REPLAYED,
     SQRT,
     TENSOR,
-    TUNING,
 )
+from normcontrol.lab.studies.tuning import Arm, Tuned
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.records import Record, Results
 from normcontrol.lab.training.config import Config
@@ -38,22 +36,6 @@ GAIN = 0.8
 
 SEEDS, MORE = (1, 2, 3, 4, 5), (6, 7, 8)
 """The fresh seeds, and those that AdamW and AdamWN get beyond them."""
-
-TRIALS, EXTRA = 6, 2
-"""How many trials an arm is tuned with, and how many more it may have while its best lies at the
-edge of what was tried."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A tuned arm: its fixed settings, and the values of the setting that is tuned beside the
-    learning rate. The first three trials are ``values[1:4]``; the ends are for a best that lies at
-    the edge of those."""
-
-    fixed: dict[str, Any]
-    key: str
-    values: tuple[float, ...]
-
 
 DECAYS = (0.1, 0.17, 0.3, 0.56, 0.9, 1.6, 2.8)
 GAINS = (0.41, 0.51, 0.64, 0.8, 1.0, 1.25, 1.56)
@@ -96,105 +78,12 @@ BASES = {
 """By scale. The learning rate is the middle one of the first three that are tried."""
 
 
-def trial(scale: str, name: str, seed: int, lr: float, value: float, part: str) -> Cell:
-    """A run of a tuned arm."""
-    arm = ARMS[name]
-    settings = (("lr", lr), (arm.key, value))
-    config = seeded(BASES[scale].with_(**arm.fixed, **dict(settings)), seed)
-    return Cell(name, config, seed, settings, part)
-
-
-def seeded(config: Config, seed: int) -> Config:
-    return config.with_(init_seed=seed, data_seed=seed, dropout_seed=seed)
-
-
-def learning_rates(scale: str) -> tuple[float, ...]:
-    """Factors of two around the base's learning rate."""
-    return tuple(BASES[scale].optim.lr * 2.0**power for power in range(-3, 4))
-
-
-def tuning(scale: str, name: str, done: Results) -> Iterator[Cell]:
-    """The trials of an arm with the first seed, as far as they can be named by now.
-
-    Three values at the middle learning rate; half and twice the learning rate at the best of these;
-    then, one at a time, the trial that :func:`further` names.
-    """
-    rates, values = learning_rates(scale), ARMS[name].values
-    middle = len(rates) // 2
-
-    def cell(point: tuple[int, int]) -> Cell:
-        return trial(scale, name, 0, rates[point[0]], values[point[1]], TUNING)
-
-    tried = [(middle, i) for i in (middle, middle - 1, middle + 1)]
-    yield from map(cell, tried)
-    while losses := _losses(done, [cell(point) for point in tried]):
-        if len(tried) == 3:
-            value = _best(tried, losses)[1]
-            new = [(middle - 1, value), (middle + 1, value)]
-        else:
-            new = further(tried, losses, len(values))
-        if not new:
-            return
-        yield from map(cell, new)
-        tried += new
-
-
-def _losses(done: Results, cells: Sequence[Cell]) -> list[float]:
-    """The losses of cells; none if one of them was not run yet."""
-    records = [done.of(cell) for cell in cells]
-    return [] if None in records else [r.value() for r in records if r is not None]
-
-
-def _best(tried: Sequence[tuple[int, int]], losses: Sequence[float]) -> tuple[int, int]:
-    return tried[min(range(len(tried)), key=lambda i: losses[i])]
-
-
-def further(
-    tried: Sequence[tuple[int, int]], losses: Sequence[float], count: int
-) -> list[tuple[int, int]]:
-    """The next trial, as places in the list of learning rates and in that of values.
-
-    Where the best lies at the edge of what was tried, one step beyond it, the value before the
-    learning rate. Otherwise, up to six trials, the corner between its better neighbours in the two
-    directions.
-
-    >>> cross = [(3, 3), (3, 2), (3, 4), (2, 3), (4, 3)]
-    >>> further(cross, [1.0, 1.2, 1.1, 1.2, 1.1], 7)
-    [(4, 4)]
-    >>> further([(3, 3), (3, 2), (3, 4), (2, 4), (4, 4)], [1.0, 1.1, 0.9, 1.2, 1.1], 7)
-    [(3, 5)]
-    >>> further([*cross, (4, 4)], [1.0, 1.2, 1.1, 1.2, 1.1, 1.1], 7)
-    []
-    """
-    best = _best(tried, losses)
-    loss = dict(zip(tried, losses, strict=True))
-    if len(tried) < TRIALS + EXTRA:
-        for axis in (1, 0):
-            seen = {point[axis] for point in tried}
-            for end, step in ((min(seen), -1), (max(seen), 1)):
-                beyond = best[axis] + step
-                if best[axis] == end and 0 <= beyond < count:
-                    return [(best[0], beyond) if axis else (beyond, best[1])]
-    if len(tried) >= TRIALS:
-        return []
-
-    def towards(axis: int) -> int:
-        def beside(step: int) -> float:
-            point = (best[0], best[1] + step) if axis else (best[0] + step, best[1])
-            return loss.get(point, math.inf)
-
-        return best[axis] + min((1, -1), key=beside)
-
-    corner = (towards(0), towards(1))
-    return [corner] if corner not in loss else []
+TUNED = {scale: Tuned(base, ARMS) for scale, base in BASES.items()}
 
 
 def fresh(scale: str, name: str, done: Results, seeds: Sequence[int], part: str) -> list[Cell]:
     """The chosen setting of an arm with other seeds."""
-    best = done.best(tuning(scale, name, done))
-    assert best is not None
-    (_, lr), (_, value) = best.settings
-    cells = [trial(scale, name, seed, lr, value, part) for seed in seeds]
+    cells = TUNED[scale].fresh(name, done, seeds, part)
     if name != ADAMWN:
         return cells
     often = max(BASES[scale].run.steps // 200, 1)  # the curve of the decay is replayed
@@ -256,7 +145,7 @@ def stages(scale: str, done: Results) -> Iterator[list[Cell]]:
     """The main comparison; its replay; AdamC; more seeds of the main comparison; the other arms."""
 
     def tuned(names: Sequence[str]) -> list[Cell]:
-        return [cell for name in names for cell in tuning(scale, name, done)]
+        return [cell for name in names for cell in TUNED[scale].tuning(name, done)]
 
     def tested(names: Sequence[str], seeds: Sequence[int], part: str) -> list[Cell]:
         each = zip(*(fresh(scale, name, done, seeds, part) for name in names), strict=True)

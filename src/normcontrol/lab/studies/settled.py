@@ -26,9 +26,6 @@ REPLAYED, ANGLE = "AdamW, AdamWN's decay replayed", "AdamW, AdamWN's relative st
 MARGIN = 0.01
 """Losses that differ by less are level, in nats. It was stated before the runs."""
 
-TUNING = "tuning"
-"""The part of the trials from which settings are chosen."""
-
 
 def level_untuned(arm: str, than: str) -> Callable[[Evidence], Finding]:
     """The rule of equivalence for an arm that is not tuned: it has the setting that was chosen for
