@@ -16,7 +16,17 @@ import matplotlib.pyplot as plt
 
 from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.opening import open_folder
-from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, REPLAYED
+from normcontrol.lab.studies.settled import (
+    ADAMC,
+    ADAMW,
+    ADAMWN,
+    ANGLE,
+    FAST,
+    HIDDEN,
+    REPLAYED,
+    SQRT,
+    TENSOR,
+)
 from normcontrol.lab.studies.tuning import TUNING
 from normcontrol.lab.study.comparison import choose
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -26,6 +36,7 @@ from normcontrol.lab.training.optimizers import lr_at
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "settle-small"
+TINY = RESULTS.with_name("settle-tiny")
 CONFIRMED = RESULTS.with_name("confirm-small")
 STYLES = {
     ADAMW: ("#d62728", "s"),
@@ -33,7 +44,7 @@ STYLES = {
     ADAMWN: ("#2171b5", "o"),
     REPLAYED: ("#6baed6", "v"),
 }
-"""Colour and marker of each arm that was run."""
+"""Colour and marker of each arm in the figure."""
 
 
 def evidence(folder: Path = RESULTS) -> Evidence:
@@ -52,7 +63,9 @@ def chosen(found: Evidence, arm: str) -> Trial:
 def tuning(found: Evidence) -> str:
     """The trials of every tuned arm with seed 0, in the order in which they were run."""
     rows = [["arm", "trials and their losses, the best one in bold"], ["---"] * 2]
-    for arm in (ADAMW, ADAMWN, ADAMC):
+    for arm in settle.ARMS:
+        if not found.trials(arm, TUNING):
+            continue
         order = {c.trial: None for c in found.cells if (c.arm, c.part) == (arm, TUNING)}
         by_name = {t.settings: t for t in found.trials(arm, TUNING)}
         best = min(by_name.values(), key=lambda t: t.mean())
@@ -67,7 +80,9 @@ def tuning(found: Evidence) -> str:
 
 def seeds(found: Evidence) -> str:
     """The loss of every arm by fresh seed."""
-    trials = [chosen(found, arm) for arm in STYLES]
+    arms = dict.fromkeys((*STYLES, *(cell.arm for cell in found.cells)))
+    tested = [arm for arm in arms if any(t.seeds != [0] for t in found.trials(arm))]
+    trials = [chosen(found, arm) for arm in tested]
     every = [seed for seed in trials[0].seeds if seed]
     rows = [["validation loss, seed", *map(str, every), "mean", "s.d."]]
     rows.append(["---"] * len(rows[0]))
@@ -75,30 +90,36 @@ def seeds(found: Evidence) -> str:
         losses = {s: trial.values(seeds=[s])[0] for s in every if s in trial.by_seed}
         cells = [f"{losses[s]:.4f}" if s in losses else "-" for s in every]
         values = list(losses.values())
-        spread = f"{statistics.stdev(values):.4f}"
+        spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
         rows.append([trial.name, *cells, f"{statistics.fmean(values):.4f}", spread])
     return table(rows)
 
 
 def differences(found: Evidence) -> str:
-    """Every pair of arms in the fresh seeds that both have, on both texts."""
-    rows = [["difference", "validation loss", "on owt", "pairs", "detectable"], ["---"] * 5]
-    pairs = ((ADAMWN, ADAMW), (REPLAYED, ADAMWN), (ADAMWN, ADAMC))
-    for one, other in (*pairs, (REPLAYED, ADAMW), (ADAMC, ADAMW)):
+    """Pairs of arms in the fresh seeds that both have, on both texts if there were two."""
+    pairs = [(ADAMWN, ADAMW), (REPLAYED, ADAMWN), (ADAMWN, ADAMC), (REPLAYED, ADAMW)]
+    pairs += [(ADAMC, ADAMW), (ANGLE, ADAMWN), (FAST, ADAMWN), (ADAMWN, SQRT)]
+    pairs += [(ADAMWN, TENSOR), (ADAMWN, HIDDEN)]
+    owt = any("val_loss_owt" in record.final for record in found.done.values())
+    keys = {"validation loss": "val_loss"} | ({"on owt": "val_loss_owt"} if owt else {})
+    rows = [["difference", *keys, "pairs", "detectable"]]
+    rows.append(["---"] * len(rows[0]))
+    for one, other in pairs:
+        if not (found.trials(one) and found.trials(other)):
+            continue
         trials = chosen(found, one), chosen(found, other)
         fresh = [seed for seed in trials[0].seeds if seed]
-        less, owt = (difference(*trials, key, fresh) for key in ("val_loss", "val_loss_owt"))
-        assert less is not None
-        assert less.detectable is not None
-        detectable = f"{less.detectable:.4f}"
-        rows.append([f"{one} minus {other}", str(less), str(owt), str(less.n), detectable])
+        less = [difference(*trials, key, fresh) for key in keys.values()]
+        if less[0] is not None and less[0].detectable is not None:
+            numbers = [*map(str, less), str(less[0].n), f"{less[0].detectable:.4f}"]
+            rows.append([f"{one} minus {other}", *numbers])
     return table(rows)
 
 
-def claims() -> str:
+def claims(folder: Path = RESULTS) -> str:
     """The outcome of every claim."""
     rows = [["claim", "outcome", "numbers"], ["---"] * 3]
-    for claim, finding in judge(open_folder(RESULTS)).findings:
+    for claim, finding in judge(open_folder(folder)).findings:
         rows.append([claim.name, f"**{finding.outcome}**", finding.text() or "-"])
     return table(rows)
 
@@ -130,10 +151,10 @@ def confirmed() -> str:
 def decays(found: Evidence) -> str:
     """What AdamWN's control amounted to: the constant decay of AdamW or AdamC that shrinks the
     weights as much over the run, and the decay at some steps, by seed."""
-    at = (80, 160, 240, 400, 600, 800)
+    trial = chosen(found, ADAMWN)
+    at = [round(share * trial.config.run.steps) for share in (0.1, 0.2, 0.3, 0.5, 0.75, 1)]
     rows = [["seed", "AdamW's decay", "AdamC's decay", *(f"step {step}" for step in at)]]
     rows.append(["---"] * len(rows[0]))
-    trial = chosen(found, ADAMWN)
     for cell, record in zip(trial.cells, trial.records, strict=True):
         if cell.seed in settle.SEEDS:
             steps, values = record.curves["decay"]
@@ -178,16 +199,11 @@ def draw(found: Evidence, path: Path) -> None:
 
 
 def main() -> None:
-    found = evidence()
-    for text in (
-        tuning(found),
-        seeds(found),
-        differences(found),
-        claims(),
-        decays(found),
-        confirmed(),
-    ):
-        print(text, end="\n\n")
+    for folder in (TINY, RESULTS):
+        found = evidence(folder)
+        parts = (tuning(found), seeds(found), differences(found), claims(folder), decays(found))
+        print(folder.name, *parts, sep="\n\n", end="\n\n")
+    print(confirmed())
     draw(found, HERE / "settle.png")
 
 
