@@ -24,3 +24,17 @@ def test_the_schedules_are_what_the_optimizer_will_do():
         pytest.approx(0.1 * 2.5e-7 / 1e-3),
     )
     assert values(gpt2.with_(optimizer="SGD"), 2000) == (1e-3, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("AdamW-13a", 5e-5), ("AdamW-13b", 0.05), ("AdamW-lr2", 2.5e-8), ("Muon", 5e-5)],
+)
+def test_each_rule_of_decay_has_its_own_rate(name, rate):
+    half = preset("gpt2").with_(optimizer=name, weight_decay=0.1)
+    assert values(half, 1000) == (5e-4, 0.0, pytest.approx(rate))
+
+
+@pytest.mark.parametrize("name", ["LAWN", "CPR-WS", "AdamW-replay", "Adam-L2"])
+def test_no_schedule_of_decay_is_shown_for_a_method_that_has_none(name):
+    assert values(preset("gpt2").with_(optimizer=name), 1000) == (5e-4, None, None)

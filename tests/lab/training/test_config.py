@@ -162,8 +162,9 @@ def test_a_gain_in_another_scope(config, tmp_path):
     assert last["gain"] == pytest.approx(0.6)
 
 
-def test_hidden_only_leaves_embeddings_free(config, tmp_path):
-    run = config.with_(optimizer="AdamWN", gain=0.6, hidden_only=True, rate=1.0, steps=3)
+@pytest.mark.parametrize("settings", [{"hidden_only": True}, {"optimizer": "Muon"}])
+def test_where_hidden_matrices_alone_are_controlled_embeddings_are_free(config, settings, tmp_path):
+    run = config.with_(**{"optimizer": "AdamWN", **settings}, gain=0.6, rate=1.0, steps=3)
     _, last = finals(run, tmp_path / "run")
     norms = {key: value for key, value in last.items() if key.startswith("norm/")}
     free = {key for key in norms if "wte" in key or "wpe" in key or "embed" in key}

@@ -3,14 +3,23 @@ at every step, as a table and as a figure. It reads the config and trains nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from normcontrol.lab.report.figure_files import save
 from normcontrol.lab.training.config import Config, check
-from normcontrol.lab.training.controls import CONTROLS
 from normcontrol.lab.training.optimizers import is_controlled, known_name, lr_at, target_at
+
+DECAYS: dict[str, Callable[[float, float], float]] = {
+    **dict.fromkeys(("AdamW", "AdamW-13a", "Muon"), lambda lr, peak: lr),
+    "AdamW-13b": lambda lr, peak: lr / peak,
+    "AdamW-lr2": lambda lr, peak: lr**2,
+    "AdamC": lambda lr, peak: lr**2 / peak,
+}
+"""By optimizer, what the decay is multiplied by, given the learning rate and its peak. It is
+AdamW's for the weights beside Muon's too."""
 
 
 def values(config: Config, step: int) -> tuple[float, float | None, float | None]:
@@ -19,11 +28,8 @@ def values(config: Config, step: int) -> tuple[float, float | None, float | None
     o, lr = config.optim, lr_at(config, step)
     if is_controlled(o):
         return lr, target_at(config, step), o.rate
-    if known_name(o.optimizer) == "AdamC":
-        return lr, 0.0, o.weight_decay * lr**2 / o.lr
-    if known_name(o.optimizer) in CONTROLS:
-        return lr, None, None
-    return (lr, 0.0, lr * o.weight_decay) if "W" in known_name(o.optimizer) else (lr, None, None)
+    decay = DECAYS.get(known_name(o.optimizer))
+    return (lr, None, None) if decay is None else (lr, 0.0, o.weight_decay * decay(lr, o.lr))
 
 
 def rows(config: Config) -> list[tuple[str, ...]]:

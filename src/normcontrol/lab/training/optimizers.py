@@ -74,11 +74,12 @@ def is_controlled(o: Optim) -> bool:
 
 
 def target_at(config: Config, step: int, initial_gain: float | None = None) -> float | None:
-    """The target ratio of the joint norm at a step; None if that norm is not controlled, or
-    controlled to a gain and the gain of the initial weights is not known."""
+    """The target ratio of the joint norm at a step; None if that norm is not controlled (Muon has
+    the hidden matrices alone), or controlled to a gain and the gain of the initial weights is not
+    known."""
     o, gain = config.optim, target_gain(config)
     initial_gain = initial_gain or config.model.init_gain
-    if not is_controlled(o) or o.hidden_only:
+    if not is_controlled(o) or o.hidden_only or known_name(o.optimizer) == "Muon":
         return None
     if gain is not None:
         return None if initial_gain is None else gain / initial_gain
