@@ -14,6 +14,7 @@ from normcontrol.lab.studies.budget import ARMS, RIVALS, Runs
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMWN
 from normcontrol.lab.study.evidence import Evidence
+from normcontrol.lab.study.ledger import STUDY
 from normcontrol.lab.study.statistics import average, steps_to
 from normcontrol.lab.study.verdict import judge
 
@@ -126,6 +127,9 @@ def table(rows: list[list[str]]) -> str:
 
 
 def main() -> None:
+    if not (RESULTS / STUDY).exists():
+        print(f"{RESULTS.name} was not run yet.")
+        return
     found = runs()
     for part in (losses(found), gaps(found), claims(), by_horizon(found), within(found)):
         print(part, end="\n\n")

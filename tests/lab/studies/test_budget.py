@@ -160,3 +160,25 @@ def test_a_run_that_diverged_shows_nothing():
 
     findings = verdict.judge(FakeLedger(budget.STUDY, outcome, "small")).findings
     assert {f.text() for _, f in findings} == {"Not shown because a run diverged"}
+
+
+def test_the_tables_of_the_page_say_what_the_runs_say(monkeypatch):
+    monkeypatch.syspath_prepend(str(RESULTS.parent / "docs/figures"))
+    import make_budget
+
+    of = FakeLedger(
+        budget.STUDY, lambda cell: made(cell, gap=(-0.05, -0.05, -0.05), halfway=0.02), "small"
+    )
+    done = of.results()
+    found = budget.runs(Evidence(of.cells(done), done))
+    assert "| x2 | AdamW | 4.2000 | 4.2000 | 4.2000 | 4.2000 | 4.2000 | 4.2000 |" in (
+        make_budget.losses(found)
+    )
+    assert "| x4 | AdamW | 5 | " in make_budget.gaps(found)
+    needed = make_budget.by_horizon(found)  # half of what a doubling gains: the root of two
+    assert "| AdamWN | x2 | AdamW | 1.42 (1.39 to 1.44) |" in needed
+    assert "| AdamWN | x4 | AdamW | outside these runs in 5 of 5 seeds |" in needed
+    assert "| AdamW | x2 | AdamWN | 0.71 (0.69 to 0.72) |" in needed
+    assert "| x1 | AdamW | AdamWN | outside these runs in 5 of 5 seeds |" in (
+        make_budget.within(found)
+    )
