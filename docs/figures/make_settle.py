@@ -61,16 +61,18 @@ def chosen(found: Evidence, arm: str) -> Trial:
 
 
 def tuning(found: Evidence) -> str:
-    """The trials of every tuned arm with seed 0, in the order in which they were run."""
+    """The trials of every tuned arm with seed 0, in the order in which they were run. An arm that
+    is not tuned to the end has no best one."""
     rows = [["arm", "trials and their losses, the best one in bold"], ["---"] * 2]
     for arm in settle.ARMS:
         if not found.trials(arm, TUNING):
             continue
         order = {c.trial: None for c in found.cells if (c.arm, c.part) == (arm, TUNING)}
         by_name = {t.settings: t for t in found.trials(arm, TUNING)}
-        best = min(by_name.values(), key=lambda t: t.mean())
+        whole = order.keys() == by_name.keys()
+        best = min(by_name.values(), key=lambda t: t.mean()) if whole else None
         words = []
-        for name in order:
+        for name in filter(by_name.get, order):
             trial = by_name[name]
             text = f"{' '.join(f'{v:g}' for _, v in trial.cells[0].settings)}: {trial.mean():.4f}"
             words.append(f"**{text}**" if trial is best else text)
@@ -136,16 +138,23 @@ def confirmed() -> str:
         rows.append([str(seed), f"{one[0]:.4f}", f"{other[0]:.4f}", *less])
     means = [f"{trial.mean():.4f}" for trial in trials]
     rows.append(["mean", *means, *(str(difference(*trials, key)) for key in keys)])
-    by_step = [["after step", "AdamWN minus AdamW", "pairs in which AdamWN is above"], ["---"] * 3]
-    curves = [[record.curves["val_loss"] for record in t.records] for t in trials]
+    ((claim, finding),) = judge(open_folder(CONFIRMED)).findings
+    says = f"**{claim.says}** {finding.outcome.capitalize()}: {finding.text()}."
+    return "\n\n".join((table(rows), says, course(found)))
+
+
+def course(found: Evidence) -> str:
+    """AdamWN minus AdamW along the run, in the fresh seeds that both have."""
+    rows = [["after step", "AdamWN minus AdamW", "pairs in which AdamWN is above"], ["---"] * 3]
+    trials = chosen(found, ADAMWN), chosen(found, ADAMW)
+    fresh = [s for s in trials[0].seeds if s and s in trials[1].by_seed]
+    curves = [[t.by_seed[seed].curves["val_loss"] for seed in fresh] for t in trials]
     for place, step in enumerate(curves[0][0][0]):
         one, other = ([values[place] for _, values in some] for some in curves)
         above = sum(a > b for a, b in zip(one, other, strict=True))
         if step:
-            by_step.append([str(step), str(paired(one, other)), f"{above} of {len(one)}"])
-    ((claim, finding),) = judge(open_folder(CONFIRMED)).findings
-    says = f"**{claim.says}** {finding.outcome.capitalize()}: {finding.text()}."
-    return "\n\n".join((table(rows), says, table(by_step)))
+            rows.append([str(step), str(paired(one, other)), f"{above} of {len(one)}"])
+    return table(rows)
 
 
 def decays(found: Evidence) -> str:
@@ -201,8 +210,8 @@ def draw(found: Evidence, path: Path) -> None:
 def main() -> None:
     for folder in (TINY, RESULTS):
         found = evidence(folder)
-        parts = (tuning(found), seeds(found), differences(found), claims(folder), decays(found))
-        print(folder.name, *parts, sep="\n\n", end="\n\n")
+        parts = [part(found) for part in (tuning, seeds, differences, course, decays)]
+        print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
     print(confirmed())
     draw(found, HERE / "settle.png")
 

@@ -187,3 +187,20 @@ def test_what_is_confirmed_and_what_is_refuted_is_what_the_claims_say(page):
     assert "than a tuned decay is [refuted]" in text
     above = row("transfer-tiny", "AdamWN, gain 0.8")["minus baseline"]
     assert f"({rounded(above, 3)} *above* AdamW)" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/make_results.py", "docs/settle.md"])
+def test_what_settle_shows_at_tiny_is_what_its_claims_say(page):
+    text = read(page)
+    digits = 4 if page == "docs/settle.md" else 3
+    outcome, numbers = claim("settle-tiny", "AdamWN has a lower validation loss than AdamC.")
+    (adamc,) = differences(numbers)
+    assert outcome == "refuted", f"{page} has to say what is shown now"
+    assert f"{rounded(adamc, digits)} above" in text
+    assert re.search(r"lower (loss )?than AdamC is (\*refuted\*|\[refuted\])", text)
+    if page == "README.md":
+        return
+    for claimed in ("AdamWN has a lower validation loss than AdamW.", "Feedback does not matter"):
+        outcome, numbers = claim("settle-tiny", claimed)
+        assert outcome == "not shown", f"{page} has to say what is shown now"
+        assert rounded(differences(numbers)[0], 4) in text
