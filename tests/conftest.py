@@ -21,6 +21,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries complain at the exit
+
+
 @pytest.fixture(scope="session")
 def browser():
     """The browser for all tests of pages, where there is one: it can be started once in a process."""
