@@ -181,7 +181,7 @@ def main() -> None:
         help="path of the figure; it is drawn if matplotlib is installed",
     )
     args = parser.parse_args()
-    steps = 30 if args.short else 500
+    steps = 20 if args.short else 500
     data = read_corpus(100_000 if args.short else 2_000_000)
 
     def adamw(params: Any, lr: float) -> Optimizer:

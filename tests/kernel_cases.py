@@ -27,6 +27,10 @@ here = pytest.mark.skipif(
     reason="tests/steppers/test_interpreted.py runs it in Triton's interpreter",
 )
 on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU: make gpu-test")
+if INTERPRETED:
+    from quick_interpreter import quicken
+
+    quicken()
 slow_if_interpreted = () if CUDA else pytest.mark.slow
 
 

@@ -17,7 +17,7 @@ from normcontrol import AdamWN, linear
 
 SCOPES = ["global", "group", "tensor", "row", "col", (0, 1)]
 ORDERS = ["after", "before"]
-STEPS = 8
+STEPS = 5
 
 
 class Model(nn.Module):

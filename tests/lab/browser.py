@@ -1,4 +1,7 @@
-"""A page in a real browser: the system's chromium, driven by playwright."""
+"""A page in a real browser: the system's chromium, driven by playwright.
+
+``chromium-headless-shell`` is the same browser without windows, and takes a third of the time.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
-    None,
+COMMANDS = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "chrome",
 )
+CHROMIUM = next(filter(None, map(shutil.which, COMMANDS)), None)
 MISSING = ", ".join(
     name
     for name, found in (

@@ -92,7 +92,7 @@ def test_gradients_are_free_as_soon_as_nobody_else_keeps_them():
 @here
 def test_gradients_may_be_at_other_addresses_at_every_step():
     """More sets of gradients than tables of addresses are kept, in turn and then again."""
-    ours, theirs = tensors(), tensors()
+    ours, theirs = tensors([3, 70]), tensors([3, 70])
     kept = [gradients(ours, t) for t in range(KEPT + 2)]
     opt, twin = kernels(ours), kernels(theirs)
     for t in [*range(KEPT + 2), 0, KEPT + 1, 5, 5]:
