@@ -193,14 +193,12 @@ def test_what_is_confirmed_and_what_is_refuted_is_what_the_claims_say(page):
 def test_what_settle_shows_at_tiny_is_what_its_claims_say(page):
     text = read(page)
     digits = 4 if page == "docs/settle.md" else 3
-    outcome, numbers = claim("settle-tiny", "AdamWN has a lower validation loss than AdamC.")
-    (adamc,) = differences(numbers)
-    assert outcome == "refuted", f"{page} has to say what is shown now"
-    assert f"{rounded(adamc, digits)} above" in text
-    assert re.search(r"lower (loss )?than AdamC is (\*refuted\*|\[refuted\])", text)
+    for other in ("AdamC", "AdamW"):
+        outcome, numbers = claim("settle-tiny", f"AdamWN has a lower validation loss than {other}.")
+        assert outcome == "not shown", f"{page} has to say what is shown now"
+        assert rounded(differences(numbers)[0], digits) in text
     if page == "README.md":
         return
-    for claimed in ("AdamWN has a lower validation loss than AdamW.", "Feedback does not matter"):
-        outcome, numbers = claim("settle-tiny", claimed)
-        assert outcome == "not shown", f"{page} has to say what is shown now"
-        assert rounded(differences(numbers)[0], 4) in text
+    outcome, numbers = claim("settle-tiny", "Feedback does not matter")
+    assert outcome == "not shown", f"{page} has to say what is shown now"
+    assert rounded(differences(numbers)[0], 4) in text

@@ -6,7 +6,7 @@ import pytest
 from fakes import FakeLedger, record
 
 from normcontrol.lab.study.cells import Study, grid
-from normcontrol.lab.study.claims import NOT_SHOWN, REFUTED, SUPPORTED, Claim, level, lower
+from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, REFUTED, SUPPORTED, Claim, level, lower
 from normcontrol.lab.study.verdict import judge
 from normcontrol.lab.training.config import Config
 
@@ -111,6 +111,20 @@ def test_claims_that_are_tested_together_are_corrected_for_their_number():
     assert others == [first, first]
     assert "supported by itself, but not among 3 claims that are tested together" in first.text()
     assert "after Holm's correction for 3 claims" in first.numbers
+
+
+def test_a_claim_that_cannot_be_tested_yet_counts_in_the_correction():
+    """Else a study that stops early would have easier tests."""
+
+    def loss(cell):
+        return bowl(cell, lead=0.1) + (0.03 * (cell.seed - 2) if cell.arm == "A" else 0.0)
+
+    cells = two_grids(THREE, THREE, seeds=range(5))
+    rules = [lower("A", "B"), lower("A", "C"), lower("A", "D")]
+    tested, *others = judged(cells, loss, *map(claim, rules))
+    assert [found.outcome for found in others] == [NOT_RUN, NOT_RUN]
+    assert tested.outcome == NOT_SHOWN
+    assert "after Holm's correction for 3 claims" in tested.numbers
 
 
 def test_a_claim_about_the_same_setting_compares_trials_that_share_it():

@@ -22,7 +22,7 @@ HOW = (
     "Settings are chosen by some seeds and tested by the others. Nothing is shown about tuned arms "
     "where a best value is at the edge of its grid, or where the numbers of trials differ by more "
     f"than a factor of {FACTOR:g}. The claims of a study are tested together: p-values are "
-    "corrected by Holm."
+    "corrected by Holm for all of its claims, also those that could not be tested."
 )
 """How claims are decided, in words."""
 
@@ -71,10 +71,13 @@ def together(claims: Sequence[Claim], evidence: Evidence) -> list[tuple[Claim, F
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings of tests that are made together, by Holm."""
-    tested = [f for f in findings if f.chance is not None]
-    chances = iter(holm([f.chance for f in tested if f.chance is not None]))
-    return [f if f.chance is None else _corrected(f, next(chances), len(tested)) for f in findings]
+    """Findings of tests that are made together, by Holm. A claim that cannot be tested yet counts
+    as one that is not shown, so that a study that stops early has no easier tests."""
+    chances = holm([1.0 if f.chance is None else f.chance for f in findings])
+    return [
+        f if f.chance is None else _corrected(f, chance, len(findings))
+        for f, chance in zip(findings, chances, strict=True)
+    ]
 
 
 def _corrected(found: Finding, chance: float, tests: int) -> Finding:
