@@ -202,3 +202,10 @@ def test_what_settle_shows_at_tiny_is_what_its_claims_say(page):
     outcome, numbers = claim("settle-tiny", "Feedback does not matter")
     assert outcome == "not shown", f"{page} has to say what is shown now"
     assert rounded(differences(numbers)[0], 4) in text
+
+
+def test_the_cpu_step_times_of_the_docs_are_those_of_the_file():
+    text = read("docs/performance.md")
+    for found in json.loads(read("results/step_cpu.json"))["results"]:
+        line = f"| {found['case']} | {found['implementation']} | {found['ratio']:.2f} |"
+        assert line in text
