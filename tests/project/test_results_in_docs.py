@@ -209,3 +209,17 @@ def test_the_cpu_step_times_of_the_docs_are_those_of_the_file():
     for found in json.loads(read("results/step_cpu.json"))["results"]:
         line = f"| {found['case']} | {found['implementation']} | {found['ratio']:.2f} |"
         assert line in text
+
+
+@pytest.mark.parametrize("page", ["docs/budget.md", "docs/make_results.py"])
+def test_what_budget_shows_is_what_its_claims_say(page):
+    text = read(page).replace("*", "")
+    outcome, numbers = claim("budget-tiny", "AdamWN with half of the steps")
+    assert outcome == "refuted", f"{page} has to say what is shown now"
+    digits = 2 if page == "docs/budget.md" else 3
+    assert f"it ends {rounded(differences(numbers)[0], digits)} above" in text
+    assert "of them is refuted" in text
+    for claimed in ("At half of the run", "At the end of the run", "With more steps"):
+        assert claim("budget-tiny", claimed)[0] == "not shown", (
+            f"{page} has to say what is shown now"
+        )
