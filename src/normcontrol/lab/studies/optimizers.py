@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN, HIDDEN, MARGIN
-from normcontrol.lab.studies.tuning import Arm, Tuned
+from normcontrol.lab.studies.tuning import Arm, Tuned, known
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import Claim, level, lower
 from normcontrol.lab.study.records import Results
@@ -47,12 +47,7 @@ TUNED = {scale: Tuned(base, arms(base.optim.lr)) for scale, base in settle.BASES
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """The cells that can be named by now."""
-    wanted: list[Cell] = []
-    for stage in stages(scale, done):
-        wanted += stage
-        if not done.done(wanted):
-            break
-    return wanted
+    return known(stages(scale, done), done)
 
 
 def stages(scale: str, done: Results) -> Iterator[list[Cell]]:

@@ -25,7 +25,7 @@ from normcontrol.lab.studies.settled import (
     SQRT,
     TENSOR,
 )
-from normcontrol.lab.studies.tuning import Arm, Tuned
+from normcontrol.lab.studies.tuning import Arm, Tuned, known
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.records import Record, Results
 from normcontrol.lab.training.config import Config
@@ -133,12 +133,7 @@ def matched(scale: str, done: Results) -> list[Cell]:
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """The cells that can be named by now: stage by stage, in the order of their importance."""
-    wanted: list[Cell] = []
-    for stage in stages(scale, done):
-        wanted += stage
-        if not done.done(wanted):
-            break
-    return wanted
+    return known(stages(scale, done), done)
 
 
 def stages(scale: str, done: Results) -> Iterator[list[Cell]]:

@@ -87,6 +87,16 @@ class Tuned:
         return tuple(self.base.optim.lr * 2.0**power for power in range(-3, 4))
 
 
+def known(stages: Iterator[list[Cell]], done: Results) -> list[Cell]:
+    """The cells that can be named by now: of every stage up to the first that is not finished."""
+    wanted: list[Cell] = []
+    for stage in stages:
+        wanted += stage
+        if not done.done(wanted):
+            break
+    return wanted
+
+
 def seeded(config: Config, seed: int) -> Config:
     return config.with_(init_seed=seed, data_seed=seed, dropout_seed=seed)
 
