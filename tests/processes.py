@@ -42,8 +42,8 @@ def run(
     an error of the caller, except on the ranks in ``died``.
 
     Ranks of which one crashes are started once more, with a warning that says where it crashed:
-    about once in twenty runs of the suite, with torch 2.13, a thread of gloo finds its heap damaged
-    and malloc ends the process.
+    very rarely, with torch 2.13, a thread of gloo finds its heap damaged and malloc ends the
+    process. Why is not known.
     """
     try:
         return _run(function, ranks, *args, timeout=timeout, died=died, **environ)
