@@ -109,9 +109,9 @@ def main() -> None:
         synthetic = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "synthetic")
         batches.feed = real
         say("speed, real shards / synthetic tokens", speeds["AdamW"] / synthetic, "(at least 0.99)")
-        cudnn, loop.attention = loop.attention, lambda device: contextlib.nullcontext()
+        cudnn, loop.fast_kernels = loop.fast_kernels, lambda device: contextlib.nullcontext()
         theirs = tokens_per_second(gpt2.with_(optimizer="AdamW"), folder / "attention")
-        loop.attention = cudnn
+        loop.fast_kernels = cudnn
         say("speed, attention by cuDNN / by torch's choice", speeds["AdamW"] / theirs)
         small = preset("small").with_(**timed)
         for name in ("AdamW", "AdamWN"):

@@ -21,7 +21,7 @@ from torch.optim import SGD
 
 import normcontrol
 from normcontrol import AdamWN, NormControl
-from normcontrol.lab.training import loss
+from normcontrol.lab.training import gelu, loss
 from normcontrol.steppers import tables
 from normcontrol.weights.rounding import multiply_rounding_
 
@@ -72,6 +72,7 @@ def launches() -> list[Launched]:
         x, weight, targets = torch.ones(3, 4), torch.ones(50, 4), torch.ones(3, dtype=torch.int64)
         loss.head_losses(x, weight, targets)
         loss.row_losses(x.bfloat16(), targets)
+        gelu.gelu_backward(x.bfloat16(), gelu.gelu_forward(x.bfloat16()))
     return made
 
 

@@ -17,6 +17,7 @@ FILES = {
         "steppers/test_passes.py",
         "steppers/test_spectral.py",
         "lab/training/test_loss.py",
+        "lab/training/test_gelu.py",
     ],
     "events": [
         "steppers/test_fused_events.py",

@@ -84,3 +84,18 @@ def test_the_seed_determines_the_weights():
         model.initialise(seed)
     assert torch.equal(models[0].wte.weight, models[1].wte.weight)
     assert not torch.equal(models[0].wte.weight, models[2].wte.weight)
+
+
+@pytest.mark.parametrize("bf16_stream", [False, True])
+def test_blocks_are_added_up_in_bf16_if_the_model_is_asked_to_and_computes_in_bf16(bf16_stream):
+    config = Model(layers=2, heads=2, width=64, context=32, bf16_stream=bf16_stream)
+    model = GPT(config, vocab=128)
+    model.initialise(seed=0)
+    streams: list[torch.dtype] = []
+    model.ln_f.register_forward_pre_hook(lambda _, inputs: streams.append(inputs[0].dtype))
+    tokens = torch.randint(0, 128, (2, 33))
+    exact = model(tokens[:, :-1], tokens[:, 1:])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+    assert streams == [torch.float32, torch.bfloat16 if bf16_stream else torch.float32]
+    assert loss.item() == pytest.approx(exact.item(), abs=0.02)

@@ -45,6 +45,9 @@ class Model:
     """Use biases in linear layers and LayerNorms."""
     dropout: Probability = 0.0
     """Probability with which an activation is dropped in training."""
+    bf16_stream: bool = False
+    """If the model computes in bf16, add up the outputs of its blocks in bf16 too, instead of fp32:
+    faster, and less exact. nanoGPT adds them in fp32."""
     init_seed: Seed = 0
     """Seed of the initial weights."""
     init_scale: Positive = 1.0

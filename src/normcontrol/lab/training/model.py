@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from normcontrol.lab import seeds
 from normcontrol.lab.training.config import Model
+from normcontrol.lab.training.gelu import gelu
 from normcontrol.lab.training.loss import linear_cross_entropy
 
 INIT_STD = 0.02
@@ -51,7 +52,7 @@ class MLP(nn.Module):
         self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.c_proj(F.gelu(self.c_fc(x))), self.dropout, self.training)
+        return F.dropout(self.c_proj(gelu(self.c_fc(x))), self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -72,12 +73,13 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model. ``vocab`` is the number of rows of the token embedding.
 
-    >>> from normcontrol.lab.training.config import Model
-    >>> with torch.device("meta"):
-    ...     gpt2 = GPT(Model(), vocab=50304)
-    >>> matrices = [p for p in gpt2.parameters() if p.dim() >= 2]
-    >>> len(matrices), f"{sum(p.numel() for p in matrices):,}"
-    (50, '124,354,560')
+        >>> from normcontrol.lab.training.config import Model
+    from normcontrol.lab.training.gelu import gelu
+        >>> with torch.device("meta"):
+        ...     gpt2 = GPT(Model(), vocab=50304)
+        >>> matrices = [p for p in gpt2.parameters() if p.dim() >= 2]
+        >>> len(matrices), f"{sum(p.numel() for p in matrices):,}"
+        (50, '124,354,560')
     """
 
     def __init__(self, config: Model, vocab: int) -> None:
@@ -120,6 +122,8 @@ class GPT(nn.Module):
         """The mean loss if targets are given, else the logits of the last position."""
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
         x = F.dropout(x, self.config.dropout, self.training)
+        if self.config.bf16_stream and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         for block in self.h:
             x = block(x)
         x = self.ln_f(x)
