@@ -85,6 +85,7 @@ def trainer(model: GPT2LMHeadModel, out: Path, data: list[Any], **chosen: Any) -
         save_total_limit=1,
         weight_decay=0.1,  # for AdamWN it marks what is controlled
         bf16=torch.cuda.is_available(),
+        full_determinism=torch.cuda.is_available(),  # so that two runs can be compared bit for bit
         dataloader_pin_memory=torch.cuda.is_available(),
         per_device_eval_batch_size=32,
         logging_strategy="no",
