@@ -115,8 +115,15 @@ def main() -> None:
     def say(what: str, value: float, aim: str = "") -> float:
         found[what] = value
         print(f"{what}: {f'{value:,.0f}' if value > 100 else f'{value:.4f}'} {aim}", flush=True)
+        if arguments.json:  # at once, so that a run that is stopped keeps what it has measured
+            kept = {"command": command, "machine": machine, "results": found}
+            arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
         return value
 
+    command = (
+        f"python benchmarks/lab_gpu.py --nanogpt FOLDER --steps {arguments.steps} "
+        f"--micro-batch {arguments.micro_batch} --json {arguments.json}"
+    )
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     print(machine, flush=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -161,14 +168,6 @@ def main() -> None:
         small = preset("small").with_(**timed)
         for name in ("AdamW", "AdamWN"):
             say(f"tokens/s, small, {name}", speed_of(small.with_(optimizer=name)))
-    if arguments.json:
-        command = (
-            f"python benchmarks/lab_gpu.py --nanogpt FOLDER --steps {arguments.steps} "
-            f"--micro-batch {arguments.micro_batch} --json {arguments.json}"
-        )
-        arguments.json.write_text(
-            json.dumps({"command": command, "machine": machine, "results": found}, indent=1) + "\n"
-        )
 
 
 if __name__ == "__main__":

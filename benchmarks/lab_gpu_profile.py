@@ -90,7 +90,8 @@ def main() -> None:
     kernels: dict[str, float] = collections.defaultdict(float)
     counts: dict[str, int] = collections.defaultdict(int)
     for event in profiled.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        named_by_host = event.name.startswith(("##", "Optimizer."))  # spans over many kernels
+        if event.device_type == torch.autograd.DeviceType.CUDA and not named_by_host:
             kernels[event.name] += event.device_time / 3e3
             counts[event.name] += 1
     kinds: dict[str, float] = collections.defaultdict(float)
@@ -102,7 +103,8 @@ def main() -> None:
         print(f"{milliseconds:8.3f} ms  {counts[name] // 3:4d} x  {name[:110]}")
     for entry in profiled.key_averages(group_by_input_shape=True):
         if entry.key in ("aten::mm", "aten::addmm") and entry.device_time_total:
-            (a, b), (_, c) = entry.input_shapes[-2:][0][:2], entry.input_shapes[-1][:2]
+            first = 0 if entry.key == "aten::mm" else 1  # addmm has the bias before the matrices
+            (a, b), (_, c) = entry.input_shapes[first : first + 2]
             speed = 2 * a * b * c * entry.count / (entry.device_time_total * 1e-6) / 1e12
             print(f"{entry.device_time_total / 3e3:8.3f} ms  {a} x {b} x {c}: {speed:.0f} TFLOP/s")
 

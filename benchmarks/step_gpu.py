@@ -1,6 +1,9 @@
 """Measures steps under norm control on the GPU, each beside its peer without control, in one run.
 
     python benchmarks/step_gpu.py --json results/step_gpu.json
+    python benchmarks/step_gpu.py --rate 0.1 --json results/step_gpu_rate_0.1.json
+
+The first is at the paper's rate, the second at the default one, where fewer guesses are right.
 
 Every row is a ratio of medians over interleaved rounds. The gradients differ at every step, as in
 training: four sets in turn, which become ``p.grad`` within the time of both contenders (``swap``
@@ -43,6 +46,7 @@ from normcontrol import AdamWN, NormControl, linear
 from normcontrol.steppers import tables
 
 RATIO = linear(1.0, 2.0, steps=2500)
+CONTROL: dict[str, Any] = {"ratio": RATIO, "rate": 0.01}
 SPECTRAL = {"size": "spectral", "scope": "tensor"}
 Shapes = list[tuple[int, ...]]
 Params = list[nn.Parameter]
@@ -88,11 +92,11 @@ def clipped_step(params: Params) -> Step:
 
 
 def ours(**settings: Any) -> Callable[[Params], Step]:
-    return lambda params: AdamWN(params, **{"lr": 1e-4, "ratio": RATIO, **settings}).step
+    return lambda params: AdamWN(params, **{"lr": 1e-4, **CONTROL, **settings}).step
 
 
 def around(make: Callable[[Params], Any], **settings: Any) -> Callable[[Params], Step]:
-    return lambda params: NormControl(make(params), **{"ratio": RATIO, **settings}).step
+    return lambda params: NormControl(make(params), **{**CONTROL, **settings}).step
 
 
 def captured(make: Callable[[Params], torch.optim.Optimizer]) -> Callable[[Params], Step]:
@@ -176,7 +180,7 @@ CASES = [
     Case("1M weights, NormControl(AdamW)", "1M", around(adam_fused)),
     Case(
         "1M weights, CUDA graph", "1M",
-        captured(lambda p: AdamWN(p, lr=1e-4, ratio=RATIO, capturable=True)),
+        captured(lambda p: AdamWN(p, lr=1e-4, capturable=True, **CONTROL)),
         peer=captured(lambda p: adamw(p, capturable=True)),
     ),
     Case("global, after", "XL", ours(), 0.84, 28),
@@ -350,6 +354,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--rate", type=float, default=0.01, help="of cases that name none")
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose title has this")
     parser.add_argument("--tune", action="store_true", help="try several shapes of blocks")
     parser.add_argument("--misses", action="store_true", help="count wrong guesses in a training")
@@ -358,6 +363,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
     warnings.simplefilter("ignore")
+    CONTROL["rate"] = args.rate
     if args.tune:
         return tune()
     if args.misses:

@@ -215,6 +215,51 @@ def test_the_cpu_step_times_of_the_docs_are_those_of_the_file():
         assert line in text
 
 
+def test_the_gpu_step_times_of_the_docs_are_those_of_the_files():
+    files = ("results/step_gpu.json", "results/step_gpu_rate_0.1.json")
+    paper, default = (json.loads(read(file))["cases"] for file in files)
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    table = page.split("| case | rate 0.01")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(table) > 15
+    for line in table:
+        case, at_paper, at_default, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+        assert at_default == f"{default[case]['ratio']:.3f}"
+        assert at_paper == "-" or at_paper == f"{paper[case]['ratio']:.3f}"
+    cost = read("README.md").split("## What it costs")[1].split("##")[0]
+    for case, where in (("124M: rate 0.1, ratio 1", default), ("124M: global, after", paper)):
+        assert f"{where[case]['ratio']:.2f}" in cost
+    assert f"{default['124M: clipping, after']['ratio']:.2f} with clipping inside" in cost
+    assert f"GPT-2 XL takes {default['XL: global, after']['ratio']:.2f} times" in cost
+
+
+def test_the_fine_tuning_on_a_gpu_is_that_of_the_file():
+    text = read("docs/huggingface.md")
+    found = json.loads(read("results/finetune_gpu.json"))
+    ours, theirs = found["AdamWN"], found["AdamW"]
+    assert ours["largest difference"] == theirs["largest difference"] == 0
+    before = found["before"]["norm"]
+    assert f"{ours['loss']:.4f} and a norm of {ours['norm']:.2f}, which was {before:.2f}" in text
+    assert f"AdamW at {theirs['loss']:.4f} and {theirs['norm']:.2f}" in text
+
+
+def test_the_speed_of_training_on_a_gpu_is_that_of_the_file():
+    found = json.loads(read("results/lab_gpu.json"))["results"]
+    text = read("docs/lab.md")
+    assert f"{found['tokens/s, gpt2, AdamW'] / 1000:.0f},000 tokens a second" in text
+    assert f"{found['speed, laboratory / nanoGPT']:.2f} times nanoGPT's loop" in text
+    stream = found["speed, laboratory with the stream in bf16 / nanoGPT"]
+    assert f"{stream:.3f} times with `--bf16-stream`" in text
+    assert f"| {found['speed, with / without the kernel of the head']:.3f} |" in text
+    gain = found["tokens/s, gpt2, AdamW, stream in bf16"] / found["tokens/s, gpt2, AdamW"]
+    assert f"| `--bf16-stream` | {gain:.3f} |" in text
+    adamwn = found["tokens/s, gpt2, AdamWN"]
+    hours = 100_000 * 491_520 / adamwn / 3600
+    for page in ("README.md", "docs/make_results.py"):
+        assert f"{hours:.0f} hours a run there at {adamwn / 1000:.0f},000 tokens a second" in read(
+            page
+        )
+
+
 @pytest.mark.parametrize("page", ["docs/budget.md", "docs/make_results.py"])
 def test_what_budget_shows_is_what_its_claims_say(page):
     text = read(page).replace("*", "")
