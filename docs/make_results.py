@@ -28,15 +28,14 @@ their records. `normcontrol report results/STUDY` makes a page for one study, wi
 
 **In three sentences.**
 
-- **Shown:** under AdamWN the norm is the one that you ask for: on a GPT of 0.17 M weights its final value differed by 0.6 % at most over learning
-  rates (5 seeds), while AdamW's depends on the learning rate. And on a GPT of 45 M weights, both arms from the same start and tuned alike,
-  AdamWN ended 0.013 ± 0.009 below AdamW, in each of 12 new seeds (95 % interval; one claim, planned before the runs).
-- **Not shown:** that it takes the control. AdamC, whose decay follows the learning rate, differs from AdamWN by 0.001 ± 0.018, and AdamW that replays
-  AdamWN's decay without feedback by 0.006 ± 0.019 (5 seeds). At 0.17 M weights from the same start AdamWN is not ahead (0.007 ± 0.006 *above* AdamW),
-  and that a gain of 0.8 is better kept at other settings than a tuned decay is [refuted](transfer.md) there. With all arms
-  tuned alike there, [no lead is shown](settle.md#results-at-tiny): it ended 0.014 ± 0.007 above AdamC and
-  0.015 ± 0.016 above AdamW. From GPT-2's own start it ends
-  0.10 ± 0.06 below AdamW at 0.17 M and 0.07 ± 0.09 at 45 M weights, and AdamW that only *starts* from weights of that norm is neither shown to differ
+- **Shown:** the norm is the one that you ask for: AdamWN's final norm differed by 0.6 % at most between learning rates (GPT of 0.17 M weights, 5
+  seeds), while AdamW's depends on the learning rate. On a GPT of 45 M weights, with the same start and tuned alike, AdamWN ended 0.013 ± 0.009
+  below AdamW in validation loss, in each of 12 new seeds (95 % interval; one claim, planned before the runs).
+- **Not shown:** that the control is the reason. At 45 M weights AdamC, whose decay follows the learning rate, differs from AdamWN by 0.001 ± 0.018,
+  and AdamW that replays AdamWN's decay by 0.006 ± 0.019 (5 seeds). At 0.17 M weights there is no lead: a gain of 0.8 ended higher
+  (0.007 ± 0.006 *above* AdamW), and AdamWN tuned like the others [0.014 ± 0.007 above AdamC and 0.015 ± 0.016 above AdamW](settle.md#results-at-tiny).
+  That a gain of 0.8 suits other settings better than a tuned decay is [refuted](transfer.md) there. From GPT-2's own start AdamWN ends
+  0.10 ± 0.06 below AdamW at 0.17 M and 0.07 ± 0.09 at 45 M weights, but AdamW that only *starts* at that norm is neither shown to differ
   (AdamWN +0.010 ± 0.026) nor shown to be level.
 - **What it would take:** about 24 seeds of AdamC and of the replay at 45 M weights, half an hour of an H200. The paper's own result, 2.884
   against 2.902 for GPT-2 124M, is about 24 hours a run there at 579,000 tokens a second; we have not run it.

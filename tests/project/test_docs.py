@@ -118,6 +118,43 @@ def test_every_page_is_in_the_navigation_of_the_site():
     )
 
 
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "README.md"], ids=name)
+def test_every_page_begins_with_its_answer(page):
+    title, first = page.read_text().split("\n\n")[:2]
+    assert title.startswith("# ")
+    assert not re.match(r"#|\||```|!\[|- |Written |This page|`pip ", first), (
+        f"{name(page)} begins with '{first[:60]}': begin with a sentence that answers its title"
+    )
+
+
+def test_the_readme_answers_in_the_order_of_the_first_minute():
+    text = (ROOT / "README.md").read_text()
+    assert re.findall(r"^## (.+)$", text, re.M) == [
+        "Install",
+        "What to set",
+        "What it costs",
+        "Does it train better?",
+        "What keeps working",
+        "Where to read on",
+        "Credits and citation",
+        "Challenge your own run",
+        "Commands",
+    ]
+    start, *_ = text.split("## Install")
+    diff, figure = start.index("# opt = torch.optim.AdamW("), start.index("![")
+    assert start.index("# equation 3") < diff < figure
+    assert start.count("![") == text.count("![") == 1
+    for section, bullets in (("What to set", 4), ("Does it train better?", 3)):
+        said = text.split(f"## {section}\n")[1].split("\n## ")[0]
+        assert len(re.findall("^- ", said, re.M)) == bullets
+
+
+def test_the_prose_of_the_readme_stays_near_900_words():
+    text = re.sub(r"\]\([^)]*\)", "]", FENCED.sub("", (ROOT / "README.md").read_text()))
+    prose = [line for line in text.splitlines() if not line.startswith("|")]
+    assert len(re.findall(r"\w\S*", " ".join(prose))) < 950
+
+
 def run(*command: str, cwd: Path) -> str:
     ended = python(*command, cwd=cwd)
     assert ended.status == 0, ended.err
