@@ -178,8 +178,8 @@ def replace_decay(adam: torch.optim.AdamW, weight_decay: float, marks: list[Any]
         warn_once(
             "decay",
             f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are "
-            "controlled, and its value is not used. The norm is set by ratio= and rate=.",
-            stacklevel=4,
+            "controlled, and its value is not used. The norm is set by gain=, ratio=, norm= or "
+            "rms=; without one of them it is held.",
         )
     for group in groups:
         group["weight_decay"] = 0.0

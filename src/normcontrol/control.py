@@ -6,7 +6,6 @@ does not know how weights are measured and multiplied (``steppers``), or grouped
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from operator import is_
 from typing import Any, overload
@@ -29,6 +28,7 @@ from normcontrol.groups.turns import Turns, check_pieces
 from normcontrol.law import Law
 from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper, evaluated
+from normcontrol.warn import warn
 from normcontrol.wrapper import Wrapper, not_compiled
 
 BUILT = ("sets", "stepper", "sharing", "_layout", "_has_shards", *Scaler._fields)
@@ -146,7 +146,7 @@ class NormControl(Wrapper):
             self._build()
         self._zero_hook = refuse_zero_redundancy(self) if norm_group is None else None
         if not self.sets:
-            warnings.warn(NOTHING_CONTROLLED, stacklevel=3)
+            warn(NOTHING_CONTROLLED)
 
     @overload
     def step(self, closure: None = None, **arguments: Any) -> None: ...

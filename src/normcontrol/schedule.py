@@ -10,7 +10,6 @@ as ``schedule_text.py`` stores it. New ones are subclasses of :class:`Schedule`,
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from normcontrol.warn import warn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -221,11 +222,10 @@ class trace(Schedule):
         """Warn once if ``step`` is past the last record."""
         if step > self.steps[-1] and not self._end_was_noted:
             object.__setattr__(self, "_end_was_noted", True)
-            warnings.warn(
+            warn(
                 f"The trace ends at step {self.steps[-1]:g}, but the run continues: from now on "
                 f"the last value, {self.values[-1]:g}, is used. If you do not want that, record a "
-                "longer trace, or use its final value with a ramp.",
-                stacklevel=3,
+                "longer trace, or use its final value with a ramp."
             )
 
     def __repr__(self) -> str:

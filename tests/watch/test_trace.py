@@ -30,6 +30,13 @@ def test_a_trace_records_the_norms_of_the_regularised_weights(every):
     assert norms.ratios == pytest.approx([n / seen[0] for n in seen[::every]], rel=1e-6)
 
 
+def test_a_trace_printed_says_how_far_it_is():
+    norms, _ = recorded(steps=3)
+    assert repr(norms) == f"NormTrace(4 records, step 3, ratio {norms.ratios[-1]:.4g})"
+    fresh = NormTrace(torch.optim.AdamW(SmallModel().parameters()))
+    assert repr(fresh) == "NormTrace(no records: the optimizer has made no step)"
+
+
 def test_a_trace_records_the_weights_that_adamwn_would_control():
     model = SmallModel()
     decayed, rest = [model.up.weight, model.up.bias], [model.down.weight, model.norm.weight]

@@ -7,7 +7,6 @@ nothing about how a step is made.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +35,7 @@ from normcontrol.mechanisms.size import Statistic, as_size
 from normcontrol.schedule_text import checked_text, from_text
 from normcontrol.scope import check_axes, parse_scope
 from normcontrol.target import TARGETS
+from normcontrol.warn import warn
 
 
 class ControlState(dict[str, Any]):
@@ -214,12 +214,11 @@ def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group],
     pairs = list(zip(given, live, strict=True))
     if all(CONTROL in group for group in given):
         return [restored(i, *pair) for i, pair in enumerate(pairs)], given[0][CONTROL]["step"]
-    warnings.warn(
+    warn(
         "The loaded state has no reference norms: it was saved by an optimizer without norm "
         "control. The weights at the next step become the reference, and the control's schedules "
         "start there. To continue from an earlier reference instead, set norm= or rms=, which need "
-        "none.",
-        stacklevel=5,
+        "none."
     )
     return [adapted(*pair) for pair in pairs], torch.zeros((), dtype=torch.int64)
 

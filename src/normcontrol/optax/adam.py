@@ -66,7 +66,8 @@ def adamwn(
         warn_once(
             "decay in optax",
             f"adamwn does not decay: the value of weight_decay={weight_decay:g} is not used, and "
-            "mask says which arrays are controlled. The norm is set by ratio= and rate=.",
+            "mask says which arrays are controlled. The norm is set by gain=, ratio=, "
+            "norm= or rms=; without one of them it is held.",
         )
     tx = optax.chain(
         optax.scale_by_adam(

@@ -10,7 +10,6 @@ classes, or how C is found.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
@@ -28,6 +27,7 @@ from normcontrol.predict.calibration import (
 )
 from normcontrol.predict.learning_rates import LearningRate, learning_rates
 from normcontrol.predict.prediction import ClassPrediction, Prediction
+from normcontrol.warn import warn
 
 Weights = nn.Module | Optimizer | Iterable[TensorClass]
 """What a prediction is made for: a model, an optimizer, or classes of tensors."""
@@ -225,7 +225,7 @@ def _predict(
         doubt for c in classes for doubt in doubts(c.weights, c.constant, c.kept, calibrated)
     )
     for doubt in doubted:
-        warnings.warn(doubt, stacklevel=3)
+        warn(doubt)
     assumed = assumptions(found, constants, shown=isinstance(weights, nn.Module))
     return Prediction(
         method,

@@ -11,7 +11,6 @@ or laws. It is imported where its kernels are used, because it needs Triton.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from normcontrol.steppers import kernels, pass_kernels
 from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
 from normcontrol.steppers.tables import Bucket, Launch
+from normcontrol.warn import warn
 from normcontrol.weights.memory import overlaps
 
 LOW_PRECISION_TOLERANCE = 2.0**-14
@@ -81,10 +81,7 @@ class FusedStepper(PlainStepper):
             self.plan, self.reason = Plan(self.optimizer, self.sets), None
         except Unfit as unfit:
             if self.reason is None and not compiling:
-                warnings.warn(
-                    f"AdamWN continues with torch's fused implementation, since {unfit}.",
-                    stacklevel=5,
-                )
+                warn(f"AdamWN continues with torch's fused implementation, since {unfit}.")
             self.plan, self.reason = None, str(unfit)
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:

@@ -7,7 +7,6 @@ their classes, and which cannot be controlled. It knows nothing about targets, r
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import compress
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 from normcontrol.distributed.ranks import local
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import USE_UPDATES
+from normcontrol.warn import warn
 from normcontrol.weights.passes import multiply_
 
 T = TypeVar("T")
@@ -136,11 +136,10 @@ class StoredWeights:
                 for p in [p for p in params if p in o.state][:SAMPLE]
             ]
             for key in set.intersection(*found) if found else ():
-                warnings.warn(
+                warn(
                     f"{type(o).__name__} stores weights in its state, as {key!r}, and the control "
                     "does not scale them. If its steps move the weights to them, it undoes the "
-                    "control: compare opt.norms() with the target.",
-                    stacklevel=5,
+                    "control: compare opt.norms() with the target."
                 )
 
 

@@ -126,6 +126,12 @@ class NormTrace:
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
 
+    def __repr__(self) -> str:
+        if not self.steps:
+            return "NormTrace(no records: the optimizer has made no step)"
+        ratio = self.ratios[-1]
+        return f"NormTrace({len(self.steps)} records, step {self.steps[-1]}, ratio {ratio:.4g})"
+
     def _before(self, *_: Any) -> None:
         if not self.steps:
             self._record()

@@ -282,7 +282,13 @@ def test_one_pair_is_called_an_illustration_and_several_shown_or_not():
 def test_the_control_that_could_explain_a_difference_is_named_beside_it():
     losses = {"AdamW": [3.0], "AdamWN": [2.9], "AdamW from scaled weights": [2.8]}
     (sentence,) = verdict_on(losses, ("adamwn", "scaled")).sentences()
-    assert "while AdamW merely started from weights of that norm ended at 2.8000" in sentence
+    assert "AdamW that only started from weights of that norm ended at 2.8000." in sentence
+
+
+def test_a_verdict_on_several_arms_is_in_short_sentences():
+    losses = {"AdamW": [3.0, 3.1], "AdamWN": [2.9, 3.1], "AdamW from scaled weights": [2.8, 3.1]}
+    (said,) = verdict_on(losses, ("adamwn", "scaled")).sentences()
+    assert max(len(sentence.split()) for sentence in said.split(". ")) < 40
 
 
 def test_a_run_that_diverged_is_said_and_not_compared():

@@ -225,7 +225,7 @@ def _story(arms: Sequence[Arm], seeds: int) -> Story:
 
 
 def sentences(verdict: Verdict) -> list[str]:
-    """One sentence about the first challenger, as strong as the numbers allow."""
+    """What the first challenger shows, as strong as the numbers allow."""
     baseline, *others = verdict.rows
     for row in verdict.rows[:2]:
         if row.bad:
@@ -248,22 +248,23 @@ def sentences(verdict: Verdict) -> list[str]:
     for control in others[1:]:
         if _is_scaled(control, baseline):  # it could explain the difference
             result += (
-                ", while AdamW merely started from weights of that norm ended at "
+                ". AdamW that only started from weights of that norm ended at "
                 f"{control.trial.mean():.4f}"
             )
         elif not control.bad and control.trial.config.optim.gain is not None:
             result += (
-                f", and {control.arm}, for which nothing was measured first, at "
+                f". {control.arm}, for which nothing was measured first, ended at "
                 f"{control.trial.mean():.4f}"
             )
     if found.half is None:
         return [
-            f"{result}: one pair of runs, so an illustration and not evidence (--seeds 5 gives an "
-            "interval)."
+            f"{result}. This is one pair of runs, an illustration and not evidence; --seeds 5 "
+            "gives an interval."
         ]
     return [
-        f"{result}: the difference {found} (95 % interval, n = {found.n} paired seeds) is "
-        f"{'shown' if found.shown else 'not shown'}, at these settings, with neither arm tuned."
+        f"{result}. The difference of {challenger.arm}, {found} (95 % interval, n = {found.n} "
+        f"paired seeds), is {'shown' if found.shown else 'not shown'} at these settings, with "
+        "neither arm tuned."
     ]
 
 
