@@ -43,6 +43,17 @@ def problems(root: Path = ROOT) -> list[str]:
     cited = _first(r"^version: (.*)$", root / "CITATION.cff")
     if cited != version:
         found.append(f"CITATION.cff is of version {cited!r}, but __version__ is {version!r}.")
+    dated = _first(r"^date-released: (.*)$", root / "CITATION.cff")
+    released = re.search(r"\d{4}-\d\d-\d\d", heading)
+    if released and dated != released[0]:
+        found.append(
+            f"CITATION.cff is dated {dated!r}, but CHANGELOG.md says '{heading}': both have the "
+            "day of the release."
+        )
+    named = r"normcontrol-(\d+\.\d+\.\d+)|^ *version *= \{(.*)\}"
+    for names in re.findall(named, (root / "README.md").read_text(), re.M):
+        if (other := "".join(names)) != version:
+            found.append(f"README.md names version {other!r}, but __version__ is {version!r}.")
     pages = [root / "README.md", *(root / "docs").glob("*.md")]
     for page in pages:
         if re.search(r"pip install '?normcontrol(?![^\n]*(whl|git\+))", page.read_text()):

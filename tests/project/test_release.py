@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import normcontrol
+from normcontrol.lab.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = (ROOT / ".github/workflows/ci.yml").read_text()
@@ -31,7 +32,7 @@ def tree(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "src/normcontrol/__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changes\n\n## 1.2.3 (2026-01-01)\n\n## 1.2.2\n")
-    (tmp_path / "CITATION.cff").write_text("cff-version: 1.2.0\nversion: 1.2.3\n")
+    (tmp_path / "CITATION.cff").write_text("version: 1.2.3\ndate-released: 2026-01-01\n")
     (tmp_path / "README.md").write_text("pip install '.[jax]'\npip install normcontrol-1.2.3.whl\n")
     return tmp_path
 
@@ -47,6 +48,9 @@ def test_a_project_whose_versions_agree_has_no_problems(release, tree):
         ("CHANGELOG.md", "# Changes\n\n## 1.2.2\n", "has no heading '## 1.2.3'"),
         ("CHANGELOG.md", "## 1.2.3 (unreleased)\n", "put the date in place of 'unreleased'"),
         ("CITATION.cff", "version: 1.2.2\n", "is of version '1.2.2', but __version__ is '1.2.3'"),
+        ("CITATION.cff", "version: 1.2.3\ndate-released: 2025-12-31\n", "dated '2025-12-31', but"),
+        ("README.md", "pip install normcontrol-1.2.2.whl\n", "README.md names version '1.2.2'"),
+        ("README.md", "  version = {1.2.2},\n", "README.md names version '1.2.2'"),
         ("docs/start.md", "pip install 'normcontrol[jax]'\n", "docs/start.md says 'pip install"),
         ("README.md", "pip install normcontrol\n", "it is on no index"),
     ],
@@ -73,6 +77,8 @@ def test_the_workflow_runs_our_commands_on_the_versions_that_we_test(monkeypatch
         "python tools/versions.py --only ${{ matrix.python }}",
         "make release-check",
     ]
+    last = WORKFLOW.split("release-check:")[1]  # red until the changelog is dated, so not at a push
+    assert "if: github.ref_type == 'tag' || github.event_name == 'workflow_dispatch'" in last
     assert shutil.which(str(ROOT / ".ci/run"))
     makefile = (ROOT / "Makefile").read_text()
     assert "\nrelease-check:" in makefile
@@ -86,6 +92,17 @@ def test_links_of_the_pages_for_contributors_lead_somewhere():
     for page in ("CONTRIBUTING.md", "SECURITY.md", ".github/pull_request_template.md"):
         for link in re.findall(r"\]\(([^):#]+)\)", (ROOT / page).read_text()):
             assert (ROOT / page).parent.joinpath(link).exists(), (page, link)
+
+
+def test_every_command_that_a_page_names_exists():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("submissions/*/*.md")]
+    named = {
+        (command, page.name)
+        for page in pages
+        for command in re.findall(r"(?:`|console\n)normcontrol ([a-z]+)", page.read_text())
+    }
+    assert len(named) > 20
+    assert {(command, page) for command, page in named if command not in COMMANDS} == set()
 
 
 def calls(path: Path):
