@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol.distributed.layouts import refuse_zero_redundancy
-from normcontrol.distributed.sharing import Sharing
+from normcontrol.distributed.sharing import NORM_GROUP_LOST, Sharing
 from normcontrol.groups import changes
 from normcontrol.groups.build import adopt, measure_references, weight_sets
 from normcontrol.groups.clock import Clock
@@ -29,7 +29,7 @@ from normcontrol.law import Law
 from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper, evaluated
 from normcontrol.warn import warn
-from normcontrol.wrapper import Wrapper, not_compiled
+from normcontrol.wrapper import Wrapper, not_compiled, not_compiled_before
 
 BUILT = ("sets", "stepper", "sharing", "_layout", "_has_shards", *Scaler._fields)
 """Attributes of a controller that are built again, not pickled."""
@@ -308,19 +308,20 @@ class NormControl(Wrapper):
     def _refresh(self) -> None:
         """Measure the reference at the first step. Rebuild what has changed since the last step."""
         if self._norm_group_lost:
-            raise ValueError(
-                "This optimizer was pickled or copied, and its norm_group is lost: a process "
-                "group cannot be copied. Set opt.norm_group to the group again."
-            )
+            raise ValueError(NORM_GROUP_LOST)
         self._follow_changes()
         for index, group in enumerate(self.optimizer.param_groups):
             if group.get("weight_decay"):
                 check_decay(index, group, self.optimizer)
-            now = {name: group["control"].get(name) for name in self._names}
-            if now != self._seen[index] or not self._given_as.isdisjoint(group):
+            if self._is_edited(index, group):
                 self._take_over_edits()
         if self._fresh:
             self._begin()
+
+    @not_compiled_before("2.7")  # it cannot trace a lookup in a subclass of dict
+    def _is_edited(self, index: int, group: Group) -> bool:
+        now = dict(zip(self._names, map(group["control"].get, self._names), strict=True))
+        return now != self._seen[index] or not self._given_as.isdisjoint(group)
 
     def _follow_changes(self) -> None:
         """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen."""

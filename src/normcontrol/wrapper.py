@@ -47,6 +47,11 @@ def not_compiled(function: F) -> F:
     return cast(F, torch._disable_dynamo(function))  # type: ignore[attr-defined]
 
 
+def not_compiled_before(version: str) -> Callable[[F], F]:
+    """Keep the compilers of earlier versions of torch out of a function; later ones trace it."""
+    return not_compiled if torch.__version__ < version else lambda function: function
+
+
 class Wrapper(Optimizer):
     """An optimizer that composes another one; there is no second copy of groups and state."""
 

@@ -21,6 +21,11 @@ from normcontrol.distributed.placement import (
 )
 from normcontrol.distributed.ranks import Ranks, is_dtensor, local, sum_over_ranks
 
+NORM_GROUP_LOST = (
+    "This optimizer was pickled or copied, and its norm_group is lost: a process group cannot be "
+    "copied. Set opt.norm_group to the group again."
+)
+
 
 class Sharing:
     """The ranks that share norms: read from the meshes of DTensors, or given as ``norm_group``.

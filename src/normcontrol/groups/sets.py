@@ -83,7 +83,10 @@ class WeightSet:
         if self.settings["size"] == "spectral" and params and shards is None:
             self.power_iteration = PowerIteration(params, self.settings.get("vectors"))
             self.settings["vectors"] = self.power_iteration.vectors
-        for schedule in (self.settings[self.kind], self.settings["rate"]):
+        scheduled = (self.kind, "rate", *STEP_LENGTHS)
+        self.given = {name: self.settings[name] for name in scheduled}
+        """What may be scheduled, as it was given; a set is built again if a setting is edited."""
+        for schedule in self.given.values():
             if isinstance(schedule, trace):  # its table must exist before a graph is captured
                 schedule.value(self.initial.new_zeros(()))
         self.mechanisms = {
@@ -122,7 +125,7 @@ class WeightSet:
 
     def make_tables(self, clock: Clock) -> None:
         """Create the tables of traces, which must exist before a graph is captured."""
-        for schedule in (self.settings[self.kind], self.settings["rate"]):
+        for schedule in self.given.values():
             if isinstance(schedule, trace):
                 schedule.value(clock.step.to(self.initial.device, self.initial.dtype))
 
@@ -189,7 +192,7 @@ class WeightSet:
 
         A value outside [0, ``most``] is refused if the host can see it without waiting.
         """
-        given = self.settings[name]
+        given = self.given[name]
         value = given
         if isinstance(given, Schedule):
             if isinstance(given, lr_times):
