@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from normcontrol.control import NormControl, control_
 from normcontrol.distributed.shards import shards_of
 from normcontrol.groups.sets import WeightSet
-from normcontrol.groups.state import ControlState
 from normcontrol.law import projection
 from normcontrol.steppers.stepper import PlainStepper
 
@@ -64,7 +63,7 @@ def with_params(s: WeightSet, params: list[Tensor], optimizer: NormControl) -> W
     other.params, other.law, other.start = params, projection, None
     other.power_iteration = None  # it follows the weights that are trained
     other.law_on_device = None  # and this one the norms of those
-    other.settings, other.mechanisms = ControlState({**s.settings, "rate": 1.0}), set()
+    other.given, other.mechanisms = {**s.given, "rate": 1.0}, set()
     if s.shards is not None:
         other.shards = shards_of(params, s.scope, optimizer.sharing, s.shards.shares)
     return other
