@@ -1,5 +1,5 @@
-"""Parameter groups: settings and their checks, who is controlled, sets that share a norm, the state
-that is saved.
+"""Parameter groups: settings and their checks, which weights are controlled, sets that share a
+norm, the state that is saved.
 
 Nothing here makes a step. How weights are measured and multiplied is in ``steppers``.
 """

@@ -1,4 +1,4 @@
-"""Who is controlled: the default rule, the marks in existing parameter groups, rules by name.
+"""Which weights are controlled: the default rule, marks in existing groups, rules by name.
 
 A group's ``controlled`` is True (all tensors), False (none), "matrices" (tensors with two or more
 dimensions), or a tuple of names. "matrices" is the default; it leaves biases and norm layers alone,
