@@ -228,7 +228,7 @@ def test_the_gpu_step_times_of_the_docs_are_those_of_the_files():
     cost = read("README.md").split("## What it costs")[1].split("##")[0]
     for case, where in (("124M: rate 0.1, ratio 1", default), ("124M: global, after", paper)):
         assert f"{where[case]['ratio']:.2f}" in cost
-    assert f"{default['124M: clipping, after']['ratio']:.2f} with clipping inside" in cost
+    assert f"clips too, in {default['124M: clipping, after']['ratio']:.2f} of the time" in cost
     assert f"GPT-2 XL takes {default['XL: global, after']['ratio']:.2f} times" in cost
 
 
