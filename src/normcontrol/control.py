@@ -24,14 +24,15 @@ from normcontrol.groups.readings import NOTHING_CONTROLLED, Reading, readings
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import Group, check_decay, setting_names, with_defaults
 from normcontrol.groups.state import restored_state, saved_state, state_of, unchanged_on_error
-from normcontrol.groups.turns import Turns, check_pieces
+from normcontrol.groups.turns import Turns, check_pieces, may_move
 from normcontrol.law import Law
 from normcontrol.schedule import Value
 from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper, evaluated
 from normcontrol.warn import warn
 from normcontrol.wrapper import Wrapper, not_compiled, not_compiled_before
 
-BUILT = ("sets", "stepper", "sharing", "_layout", "_has_shards", *Scaler._fields)
+BUILT = {"sets", "_before", "_after", "stepper", "sharing", "_layout", "_has_shards"}
+BUILT |= set(Scaler._fields)
 """Attributes of a controller that are built again, not pickled."""
 
 
@@ -156,33 +157,34 @@ class NormControl(Wrapper):
         """Make one step of the optimizer, which gets ``arguments``, and one of the controller."""
         if arguments or self.stepper.arguments:
             self.stepper.take_arguments(arguments)
-        if (self._fresh or not torch.compiler.is_compiling()) and not self._is_ours():
+        compiling = torch.compiler.is_compiling()
+        lr = None if compiling else next(iter(self.optimizer.param_groups), {}).get("lr")
+        usual = type(lr) is float and lr != 0 and not self._has_changed()
+        if not usual and (self._fresh or not compiling) and not self._is_ours():
             given = (self.__dict__.get(name) for name in Scaler._fields)
             return self.stepper.optimizer_step(closure, Scaler(*given))
         scaler, loss, stepper = NO_SCALER, None, self.stepper
         counted: Tensor | int = 0
         fresh, calls = self._fresh, self.clock.calls
-        self._refresh()
+        self._refresh(usual)
         if "found_inf" in self.__dict__:
             scaler = Scaler(self.__dict__.get("grad_scale"), self.found_inf.reshape(()))
         try:
-            if closure is not None:
-                before = any(s.order == "before" for s in self.sets)
-                if before or stepper.needs_gradients:
-                    loss, closure = evaluated(closure)
+            if closure is not None and (self._before or stepper.needs_gradients):
+                loss, closure = evaluated(closure)
             counted = self._count(scaler.found_inf)
             if stepper.needs_gradients:
                 stepper.begin()
             with torch.set_grad_enabled(self.optimizer.defaults.get("differentiable", False)):
                 for s in self.sets:
                     s.choose_goal(self.clock)
-            self._control("before", scaler.found_inf)
+            self._control(self._before, scaler.found_inf)
             stepped = stepper.step(closure, scaler)
         except BaseException:  # such as an error in the closure: this step was not made
             self._fresh, self.clock.calls = fresh, calls
             self.clock.step.sub_(counted)
             raise
-        self._control("after", scaler.found_inf)
+        self._control(self._after, scaler.found_inf)
         return stepped if loss is None else loss
 
     def _count(self, found_inf: Tensor | None) -> Tensor | int:
@@ -198,9 +200,8 @@ class NormControl(Wrapper):
             clock.calls += 1
         return counted
 
-    def _control(self, order: str, found_inf: Tensor | None) -> None:
-        """Control the sets of this order."""
-        sets = [s for s in self.sets if s.settings["order"] == order]
+    def _control(self, sets: list[WeightSet], found_inf: Tensor | None) -> None:
+        """Control these sets."""
         if not sets:
             return
         with torch.set_grad_enabled(self.optimizer.defaults.get("differentiable", False)):
@@ -245,8 +246,8 @@ class NormControl(Wrapper):
 
     def pack(self) -> dict[str, Any]:
         """Return the optimizer's state and groups, with the controller's entry: plain data."""
-        if self._norm_group is None:
-            self._follow_changes()
+        if self._norm_group is None and self._has_changed():
+            self._rebuild()
         self._hand_over()
         return saved_state(super().pack())
 
@@ -297,6 +298,8 @@ class NormControl(Wrapper):
         self._hand_over()
         self.sharing = self._find_sharing()
         self.sets = weight_sets(self.param_groups, self.sharing)
+        self._before = [s for s in self.sets if s.order == "before"]
+        self._after = [s for s in self.sets if s.order == "after"]
         self._has_shards = any(s.shards is not None for s in self.sets)
         for s in self.sets:
             s.make_tables(self.clock)
@@ -305,11 +308,12 @@ class NormControl(Wrapper):
         self._seen = seen or changes.checked_settings(self.param_groups, self._layout, self._seen)
         self._layout = changes.layout_of(self.param_groups)
 
-    def _refresh(self) -> None:
+    def _refresh(self, usual: bool) -> None:
         """Measure the reference at the first step. Rebuild what has changed since the last step."""
         if self._norm_group_lost:
             raise ValueError(NORM_GROUP_LOST)
-        self._follow_changes()
+        if not usual and self._has_changed():
+            self._rebuild()
         for index, group in enumerate(self.optimizer.param_groups):
             if group.get("weight_decay"):
                 check_decay(index, group, self.optimizer)
@@ -320,10 +324,10 @@ class NormControl(Wrapper):
 
     @not_compiled_before("2.7")  # it cannot trace a lookup in a subclass of dict
     def _is_edited(self, index: int, group: Group) -> bool:
-        now = dict(zip(self._names, map(group["control"].get, self._names), strict=True))
-        return now != self._seen[index] or not self._given_as.isdisjoint(group)
+        now = [*map(group["control"].get, self._names)]
+        return now != [*self._seen[index].values()] or not self._given_as.isdisjoint(group)
 
-    def _follow_changes(self) -> None:
+    def _has_changed(self) -> bool:
         """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen."""
         params, looks, seen = [], [], self._layout
         for group in self.optimizer.param_groups:
@@ -331,8 +335,7 @@ class NormControl(Wrapper):
             looks.append(len(params))
         for p in params:
             looks.append(p.numel() if p.requires_grad else -1)
-        if looks != seen.looks or not all(map(is_, params, seen.params)):
-            self._rebuild()
+        return looks != seen.looks or not all(map(is_, params, seen.params))
 
     @not_compiled
     def _rebuild(self) -> None:
@@ -367,22 +370,15 @@ class NormControl(Wrapper):
     @not_compiled
     def _is_ours(self) -> bool:
         """Return whether this call is a step of the controller too; see ``groups/turns.py``."""
-        groups, usual = self.optimizer.param_groups, self._turns.firsts
-        is_usual = len(groups) == len(usual)
-        for group, first in zip(groups, usual, strict=False):
-            is_usual = is_usual and (group["params"][0] if group["params"] else None) is first
-        if not is_usual:
+        groups = self.optimizer.param_groups
+        if not self._turns.are_usual(groups):
             if not self._turns.include(groups, self.sets, self.stepper.clips):
                 return False
             if not self._fresh and (self._norm_group is not None or self._turns.hidden(groups)):
                 check_pieces(groups, self.sets)
                 self._build()
-        for group in groups:
-            lr = group.get("lr")  # None if the optimizer computes its own
-            on_device = isinstance(lr, Tensor) and not lr.is_cpu  # reading it waits for the device
-            if lr is None or (on_device and not self._fresh) or float(lr) != 0:
-                return True
-        return not self.sharing.all_zero([p for group in groups for p in group["params"]])
+        params = [p for group in groups for p in group["params"]]
+        return may_move(groups, self._fresh) or not self.sharing.all_zero(params)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: all but hooks, and objects that can be built again."""

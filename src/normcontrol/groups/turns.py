@@ -10,6 +10,7 @@ must not move the weights then. This file does not know how a step is made.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 
 from torch import Tensor
 
@@ -30,6 +31,11 @@ class Turns:
         """Take these groups for those that a usual step steps."""
         self.known += [g for g in groups if g["params"] and not _is_in(g, self.known)]
         self.firsts = [g["params"][0] if g["params"] else None for g in groups]
+
+    def are_usual(self, groups: Sequence[Group]) -> bool:
+        """Return whether the first tensors of these groups are those that were noted."""
+        firsts = [g["params"][0] if g["params"] else None for g in groups]
+        return len(firsts) == len(self.firsts) and all(map(is_, firsts, self.firsts))
 
     def replace(self, before: Sequence[Group], after: Sequence[Group]) -> None:
         """Follow groups that were replaced by others, one by one, as loading a state does."""
@@ -66,6 +72,19 @@ class Turns:
                 "again."
             )
         return not away
+
+
+def may_move(groups: Sequence[Group], fresh: bool) -> bool:
+    """Return whether a step may move weights: not if all learning rates are zero.
+
+    One on a device counts as not zero after the first step, because reading it waits.
+    """
+    for group in groups:
+        lr = group.get("lr")  # None if the optimizer computes its own
+        on_device = isinstance(lr, Tensor) and not lr.is_cpu
+        if lr is None or (on_device and not fresh) or float(lr) != 0:
+            return True
+    return False
 
 
 def check_pieces(groups: Sequence[Group], sets: Sequence[WeightSet]) -> None:

@@ -202,7 +202,8 @@ class Stepper(ABC):
         try:
             if patched is not None:
                 return patched(*closures, **self.arguments)
-            has_hooks = any(getattr(optimizer, hooks, None) for hooks in HOOKS_OF_STEP)
+            before, after = HOOKS_OF_STEP
+            has_hooks = getattr(optimizer, before, None) or getattr(optimizer, after, None)
             step = self._hooked_step if has_hooks else self._bare_step
             return step(optimizer, *closures, **self.arguments)
         finally:

@@ -8,6 +8,8 @@ multiplied, is not known here.
 from __future__ import annotations
 
 import math
+import threading
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +29,25 @@ SMALL = 1 << 14
 
 Positions = Sequence[Sequence[Tensor] | None]
 """For every shard: where its elements lie in the whole tensor; see ``rounding``."""
+
+
+class Factor(threading.local):
+    """A float as a 0-d tensor of float32, written without a tensor operation.
+
+    torch multiplies a list of small tensors by it in half the time that it takes by a float.
+    """
+
+    def __init__(self) -> None:
+        self.memory = array("f", [1.0])
+        self.view = torch.frombuffer(self.memory, dtype=torch.float32)[0]
+
+    def tensor(self, value: float) -> Tensor:
+        """Return the tensor with this value. The next call in this thread changes it."""
+        self.memory[0] = value
+        return self.view
+
+
+FACTOR = Factor()
 
 
 def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
@@ -62,8 +83,10 @@ def multiply_(
     shards round as the whole tensor would.
     """
     if isinstance(scale, float):
-        if DROPPED_BITS.keys().isdisjoint([p.dtype for p in params]):
-            torch._foreach_mul_(list(params), scale)
+        dtypes = {p.dtype for p in params}
+        if dtypes.isdisjoint(DROPPED_BITS):
+            factor = FACTOR.tensor(scale) if dtypes == {torch.float32} else scale
+            torch._foreach_mul_(list(params), factor)
             return
         scale = torch.tensor(scale, dtype=torch.float64)
     scales = _scale_for_each(params, scope, scale)
@@ -102,20 +125,18 @@ def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dty
 
     Tensors of the same device and dtype are measured and moved together.
     """
-    alike: dict[tuple[torch.device, torch.dtype, bool | None], list[int]] = {}
-    differentiable = torch.is_grad_enabled()
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, p in enumerate(params):
-        small = p.numel() <= SMALL if p.is_cpu and not differentiable else None
-        alike.setdefault((p.device, p.dtype, small), []).append(i)
+        alike.setdefault((p.device, p.dtype), []).append(i)
     norms: list[Any] = [None] * len(params)
-    for (_, dtype, small), indices in alike.items():
+    for (device, dtype), indices in alike.items():
         some = list(params) if len(alike) == 1 else [params[i] for i in indices]
-        if small is False:
-            each = [_blocked_norm(p) for p in some]
-        else:
-            sums = exact if small and not dtype.is_complex else ACCUMULATED_IN.get(dtype, dtype)
-            each = list(torch._foreach_norm(some, 2, sums))
-        together = torch.stack(each).to(home, exact)
+        sums = ACCUMULATED_IN.get(dtype, dtype)
+        if device.type == "cpu" and not torch.is_grad_enabled():
+            longest = -1 if dtype.is_complex else SMALL  # the norms of blocks are real
+            some = [p if p.numel() <= longest else _block_norms(p, sums) for p in some]
+            sums = exact
+        together = torch.stack(torch._foreach_norm(some, 2, sums)).to(home, exact)
         if len(alike) == 1:
             return together
         for i, norm in zip(indices, together.unbind(), strict=True):
@@ -123,17 +144,16 @@ def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dty
     return torch.stack(norms)
 
 
-def _blocked_norm(p: Tensor) -> Tensor:
-    """Return the norm of a large CPU tensor: blocks in float32, their norms in float64."""
-    dtype, tail = ACCUMULATED_IN.get(p.dtype, p.dtype), p.numel() % BLOCK
+def _block_norms(p: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the norms of the blocks of a CPU tensor."""
+    block = min(BLOCK, max(p.numel(), 1))
+    tail = p.numel() % block
     if not tail:
-        blocks = torch.linalg.vector_norm(p.reshape(-1, BLOCK), dim=1, dtype=dtype)
-    else:
-        flat = p.reshape(-1)
-        blocks = torch.linalg.vector_norm(flat[:-tail].view(-1, BLOCK), dim=1, dtype=dtype)
-        rest = torch.linalg.vector_norm(flat[-tail:], dtype=dtype)
-        blocks = torch.cat([blocks, rest.reshape(1)])
-    return torch.linalg.vector_norm(blocks, dtype=torch.float64)
+        return torch.linalg.vector_norm(p.reshape(-1, block), dim=1, dtype=dtype)
+    flat = p.reshape(-1)
+    blocks = torch.linalg.vector_norm(flat[:-tail].view(-1, block), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[-tail:], dtype=dtype)
+    return torch.cat([blocks, rest.reshape(1)])
 
 
 def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -144,7 +164,7 @@ def _slice_norms(p: Tensor, axes: tuple[int, ...]) -> Tensor:
     count = math.prod([p.shape[d] for d in dims])
     if not p.is_cpu or count <= BLOCK or torch.is_grad_enabled():
         return torch.linalg.vector_norm(p, dim=dims, keepdim=True, dtype=dtype)
-    # As in _blocked_norm: pieces of about BLOCK elements, and their norms in float64.
+    # As in _block_norms: pieces of about BLOCK elements, and their norms in float64.
     longest = max(dims, key=lambda d: p.shape[d])
     size, piece = p.shape[longest], max(1, BLOCK * p.shape[longest] // count)
     whole = size - size % piece
