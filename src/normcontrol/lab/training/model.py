@@ -73,13 +73,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model. ``vocab`` is the number of rows of the token embedding.
 
-        >>> from normcontrol.lab.training.config import Model
-    from normcontrol.lab.training.gelu import gelu
-        >>> with torch.device("meta"):
-        ...     gpt2 = GPT(Model(), vocab=50304)
-        >>> matrices = [p for p in gpt2.parameters() if p.dim() >= 2]
-        >>> len(matrices), f"{sum(p.numel() for p in matrices):,}"
-        (50, '124,354,560')
+    >>> from normcontrol.lab.training.config import Model
+    >>> with torch.device("meta"):
+    ...     gpt2 = GPT(Model(), vocab=50304)
+    >>> matrices = [p for p in gpt2.parameters() if p.dim() >= 2]
+    >>> len(matrices), f"{sum(p.numel() for p in matrices):,}"
+    (50, '124,354,560')
     """
 
     def __init__(self, config: Model, vocab: int) -> None:
