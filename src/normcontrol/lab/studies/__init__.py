@@ -8,6 +8,7 @@ from normcontrol.lab.studies import (
     claims,
     confirm,
     family,
+    muon,
     optimizers,
     paper,
     settle,
@@ -25,6 +26,7 @@ STUDIES: dict[str, Study] = {
         confirm.STUDY,
         budget.STUDY,
         optimizers.STUDY,
+        muon.STUDY,
         *paper.STUDIES,
     )
 }

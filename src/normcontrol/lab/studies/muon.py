@@ -1,0 +1,47 @@
+"""The study ``muon``: Muon with its own decay and Muon under control once more, with new seeds.
+
+In ``optimizers`` Muon under control ended below Muon on one text and not on another. This study has
+the two settings that were chosen on the first text, tunes nothing, and tests one claim. The plan,
+with the number of seeds and the rule, is in docs/settle.md.
+"""
+
+from __future__ import annotations
+
+from normcontrol.lab.studies.optimizers import MUON, MUON_CONTROLLED, TUNED
+from normcontrol.lab.study.cells import Cell, Study
+from normcontrol.lab.study.claims import Claim, lower
+from normcontrol.lab.study.records import Results
+
+SEEDS = range(41, 61)
+"""None of them was run before. They are run in this order, as many as there is time for."""
+
+CHOSEN = {MUON: (2, 0.56), MUON_CONTROLLED: (4, 0.55)}
+"""By arm, the multiple of the middle learning rate, and the decay or the gain, that ``optimizers``
+chose at tiny."""
+
+
+def cells(scale: str, done: Results) -> list[Cell]:
+    """Pair by pair."""
+    tuned = TUNED[scale]
+    return [
+        tuned.trial(arm, seed, tuned.base.optim.lr * times, value, "seeds")
+        for seed in SEEDS
+        for arm, (times, value) in CHOSEN.items()
+    ]
+
+
+STUDY = Study(
+    "muon",
+    cells,
+    "Muon with its own decay and under control as the study optimizers tuned them, with new seeds.",
+    MUON,
+    (
+        Claim(
+            "lower",
+            "Muon under control has a lower validation loss than Muon with its own decay.",
+            f"the 95 % interval of the paired difference, {MUON_CONTROLLED} minus {MUON}, lies "
+            "above zero",
+            lower(MUON_CONTROLLED, MUON),
+        ),
+    ),
+)

@@ -1,0 +1,52 @@
+"""The study `muon`: what `optimizers` chose at tiny, with seeds that were never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes import DATA, FakeLedger, record
+
+from normcontrol.lab.studies import budget, confirm, muon, settle
+from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.studies.optimizers import MUON, MUON_CONTROLLED
+from normcontrol.lab.study import verdict
+from normcontrol.lab.study.evidence import Evidence
+from normcontrol.lab.study.records import Results
+
+RECORDS = Path(__file__).parents[3] / "results" / "optimizers-tiny"
+
+
+def test_the_settings_are_those_that_optimizers_chose_and_the_seeds_are_new():
+    ledger = open_folder(RECORDS)
+    done = ledger.results()
+    evidence = Evidence(ledger.cells(done), done)
+    used = {*settle.SEEDS, *settle.MORE, *confirm.SEEDS, *budget.SEEDS}
+    for cell in muon.cells("tiny", Results(lambda config: DATA)):
+        best = min(evidence.trials(cell.arm, "tuning"), key=lambda t: t.mean())
+        assert cell.settings == best.cells[0].settings
+        assert cell.config.with_(init_seed=0, data_seed=0, dropout_seed=0) == best.cells[0].config
+        assert cell.seed not in used | {c.seed for c in evidence.cells}
+
+
+def test_seeds_are_run_pair_by_pair():
+    cells = muon.cells("tiny", Results(lambda config: DATA))
+    assert [(c.arm, c.seed) for c in cells[:3]] == [
+        (MUON, 41),
+        (MUON_CONTROLLED, 41),
+        (MUON, 42),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("better", "outcome"), [(0.01, "supported"), (0.0, "not shown"), (-0.01, "refuted")]
+)
+def test_the_claim_is_decided_by_the_paired_difference(better, outcome):
+    noise = {seed: 0.003 * (-1) ** seed for seed in muon.SEEDS}
+
+    def of(cell):
+        gained = better + noise[cell.seed] if cell.arm == MUON_CONTROLLED else 0.0
+        return record(cell, 4.3 - gained)
+
+    judged = verdict.judge(FakeLedger(muon.STUDY, of, "tiny"))
+    assert [finding.outcome for _, finding in judged.findings] == [outcome]
