@@ -22,7 +22,8 @@ def test_the_settings_are_those_that_optimizers_chose_and_the_seeds_are_new():
     done = ledger.results()
     evidence = Evidence(ledger.cells(done), done)
     used = {*settle.SEEDS, *settle.MORE, *confirm.SEEDS, *budget.SEEDS}
-    for cell in muon.cells("tiny", Results(lambda config: DATA)):
+    every = muon.cells("tiny", Results(lambda config: DATA))
+    for cell in [cell for cell in every if cell.part == "seeds"]:
         best = min(evidence.trials(cell.arm, "tuning"), key=lambda t: t.mean())
         assert cell.settings == best.cells[0].settings
         assert cell.config.with_(init_seed=0, data_seed=0, dropout_seed=0) == best.cells[0].config
@@ -36,6 +37,16 @@ def test_seeds_are_run_pair_by_pair():
         (MUON_CONTROLLED, 41),
         (MUON, 42),
     ]
+
+
+def test_the_control_differs_from_muon_in_learning_rate_and_decay_alone():
+    every = muon.cells("tiny", Results(lambda config: DATA))
+    first = {cell.arm: cell.config for cell in every if cell.seed == 41}
+    for cell in (cell for cell in every if cell.part == "control"):
+        same = {"init_seed": 41, "data_seed": 41, "dropout_seed": 41}
+        as_muon = cell.config.with_(**same, lr=first[MUON].optim.lr, weight_decay=0.56)
+        assert cell.config.optim.lr == first[MUON_CONTROLLED].optim.lr
+        assert as_muon == first[MUON]
 
 
 @pytest.mark.parametrize(
