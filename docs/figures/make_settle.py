@@ -15,7 +15,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from normcontrol.lab.studies import settle
+from normcontrol.lab.studies.muon import LESS_DECAY
 from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.studies.optimizers import MUON, MUON_CONTROLLED
 from normcontrol.lab.studies.settled import (
     ADAMC,
     ADAMW,
@@ -38,6 +40,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "settle-small"
 TINY = RESULTS.with_name("settle-tiny")
 CONFIRMED = RESULTS.with_name("confirm-small")
+MUONS = RESULTS.with_name("muon-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -143,6 +146,20 @@ def confirmed() -> str:
     return "\n\n".join((table(rows), says, course(found)))
 
 
+def muons() -> str:
+    """Every setting of Muon in the study ``muon``, against Muon under control in the same seeds."""
+    found = evidence(MUONS)
+    (controlled,) = first = found.trials(MUON_CONTROLLED)
+    rows = [["arm", "lr", "decay or gain", "seeds", "mean loss", f"minus {MUON_CONTROLLED}"]]
+    rows.append(["---"] * len(rows[0]))
+    for trial in (*first, *found.trials(MUON), *found.trials(LESS_DECAY)):
+        (_, lr), (_, value) = trial.cells[0].settings
+        less = "-" if trial is controlled else str(difference(trial, controlled))
+        count, mean = str(len(trial.seeds)), f"{trial.mean():.4f}"
+        rows.append([trial.arm, f"{lr:g}", f"{value:g}", count, mean, less])
+    return table(rows)
+
+
 def course(found: Evidence) -> str:
     """AdamWN minus AdamW along the run, in the fresh seeds that both have."""
     rows = [["after step", "AdamWN minus AdamW", "pairs in which AdamWN is above"], ["---"] * 3]
@@ -212,7 +229,7 @@ def main() -> None:
         found = evidence(folder)
         parts = [part(found) for part in (tuning, seeds, differences, course, decays)]
         print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
-    print(confirmed())
+    print(confirmed(), muons(), sep="\n\n")
     draw(found, HERE / "settle.png")
 
 

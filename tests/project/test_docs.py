@@ -241,6 +241,7 @@ def test_the_page_of_settle_has_the_tables_of_its_results(scale, monkeypatch):
     assert make_settle.claims(folder) in page
     assert make_settle.decays(found) in page
     assert make_settle.confirmed() in page
+    assert make_settle.muons() in page
     if scale == "tiny":
         assert make_settle.course(found) in page
 
