@@ -163,7 +163,7 @@ class Driver:
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [90, pytest.param(80, marks=pytest.mark.slow)])
 def test_what_the_hosts_launch_compiles(capability, launches, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver(capability))
