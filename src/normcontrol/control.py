@@ -157,6 +157,7 @@ class NormControl(Wrapper):
         """Make one step of the optimizer, which gets ``arguments``, and one of the controller."""
         if arguments or self.stepper.arguments:
             self.stepper.take_arguments(arguments)
+        # The usual step is ours: the tensors are those of the last step, and some rate is not zero.
         compiling = torch.compiler.is_compiling()
         lr = None if compiling else next(iter(self.optimizer.param_groups), {}).get("lr")
         usual = type(lr) is float and lr != 0 and not self._has_changed()

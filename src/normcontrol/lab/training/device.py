@@ -75,6 +75,15 @@ def precision(name: str, device: torch.device) -> torch.dtype | None:
     )
 
 
+def check_stream(config: Config, dtype: torch.dtype | None) -> None:
+    """Refuse bf16_stream in a run that computes in fp32, where it would have no effect."""
+    if config.model.bf16_stream and dtype is None:
+        raise LabError(
+            "bf16_stream was requested, but this run computes in fp32, where it has no effect. Use "
+            "--precision bf16 on a device with bf16 units, or omit it."
+        )
+
+
 def describe(device: torch.device) -> str:
     """The name of the GPU or the CPU model."""
     if device.type == "cuda":

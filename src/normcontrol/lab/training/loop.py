@@ -24,6 +24,7 @@ from normcontrol.lab.training import checkpoint, parallel
 from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import (
     Stopwatch,
+    check_stream,
     choose,
     fast_kernels,
     memory_advice,
@@ -97,6 +98,7 @@ def train(
     world = parallel.join(config.run.device)
     device = choose(config.run.device, world.local_rank)
     dtype = precision(config.run.precision, device)
+    check_stream(config, dtype)
     check_used(config)
     if resume:
         check_same(out, config)
