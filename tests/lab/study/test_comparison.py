@@ -71,6 +71,11 @@ def test_the_best_is_at_an_edge_if_it_is_in_the_seeds_of_the_choice_or_in_all():
     assert choose(trials(*in_all)).edges() == {"ratio": 1.0}
 
 
+def test_zero_is_no_edge_because_nothing_lies_below_it():
+    best = {0.0: {0: 3.0}, 1.0: {0: 4.0}}
+    assert choose([trial(ratio, losses) for ratio, losses in best.items()]).edges() == {}
+
+
 def test_settings_that_are_no_numbers_have_no_edges():
     cells = [
         grid("A", Config(), scope=[scope], seeds=[0])[0] for scope in ("global", "tensor", "row")

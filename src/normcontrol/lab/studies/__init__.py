@@ -11,6 +11,7 @@ from normcontrol.lab.studies import (
     muon,
     optimizers,
     paper,
+    search,
     settle,
     transfer,
 )
@@ -27,6 +28,7 @@ STUDIES: dict[str, Study] = {
         budget.STUDY,
         optimizers.STUDY,
         muon.STUDY,
+        search.STUDY,
         *paper.STUDIES,
     )
 }

@@ -121,7 +121,7 @@ def level(
         if found is None or found.error is None:
             return _untested(compared, found)
         within, beyond = found.chance_within(margin), found.chance_beyond(margin)
-        return decide(_numbers(compared, found), within, beyond, compared.unfair())
+        return decide(in_numbers(compared, found), within, beyond, compared.unfair())
 
     return rule
 
@@ -147,7 +147,11 @@ def is_lower(compared: Comparison) -> Finding:
     found = compared.difference()
     if found is None or found.error is None:
         return _untested(compared, found)
-    numbers, below, above = _numbers(compared, found), found.chance_below(), found.chance_above()
+    numbers, below, above = (
+        in_numbers(compared, found),
+        found.chance_below(),
+        found.chance_above(),
+    )
     if ahead := compared.ahead():
         trial, against = ahead
         numbers += f"; minus {trial.settings}, which did better there: {against}, n = {against.n}"
@@ -161,10 +165,11 @@ def _untested(compared: Comparison, found: Difference | None) -> Finding:
     """The finding of two arms without an interval."""
     if found is None:
         return Finding(NOT_SHOWN, because=("no seed was run to its end in both arms",))
-    return Finding(NOT_SHOWN, _numbers(compared, found), because=(ONE_SEED, *compared.unfair()))
+    return Finding(NOT_SHOWN, in_numbers(compared, found), because=(ONE_SEED, *compared.unfair()))
 
 
-def _numbers(compared: Comparison, found: Difference) -> str:
+def in_numbers(compared: Comparison, found: Difference) -> str:
+    """The two trials, their difference, and the seeds that they were chosen by."""
     return (
         f"{compared.one.trial.name} minus {compared.other.trial.name}: {found}, n = {found.n}"
         f"{chosen_by(compared)}"

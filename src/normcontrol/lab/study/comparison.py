@@ -54,7 +54,9 @@ class Choice:
 
     def edges(self) -> dict[str, float] | None:
         """The settings of the chosen trial, or of the best one in the seeds that all trials have,
-        that are the lowest or highest value tried; None if no setting had several values."""
+        that are the lowest or highest value tried; None if no setting had several values.
+
+        Zero is no edge: no setting goes below it."""
         shared = _shared(self.trials)
         best = min(self.trials, key=lambda t: statistics.fmean(t.values(seeds=shared or t.seeds)))
         grid = _grid(self.trials)
@@ -62,7 +64,7 @@ class Choice:
             key: value
             for trial in (self.trial, best)
             for key, value in trial.cells[0].settings
-            if key in grid and value in (grid[key][0], grid[key][-1])
+            if key in grid and value in (grid[key][0], grid[key][-1]) and value != 0
         }
         return found if grid else None
 
