@@ -21,7 +21,7 @@ def distance(cell):
     settings = [value for _, value in cell.settings]
     lists = (
         [search.LR["tiny"] * rate for rate in search.RATES],
-        search.VALUES[cell.arm],
+        search.KINDS[cell.arm].values,
         [round(share * 600) for share in search.WARMUPS],
         search.FINALS,
     )
@@ -107,7 +107,7 @@ def test_the_claims_are_decided_in_the_seeds_of_the_test(better, lower, level):
 
 def test_nothing_is_shown_when_a_best_lies_at_an_edge():
     def loss(cell):
-        place = search.VALUES[cell.arm].index(dict(cell.settings)[settle.ARMS[cell.arm].key])
+        place = search.KINDS[cell.arm].values.index(dict(cell.settings)[search.KINDS[cell.arm].key])
         lead = 0.1 if cell.arm == ADAMWN else 0.0
         return 4.3 + 0.01 * (place if cell.arm == ADAMW else distance(cell)) - lead
 

@@ -11,6 +11,7 @@ from normcontrol.lab.studies import (
     muon,
     optimizers,
     paper,
+    rise,
     search,
     settle,
     transfer,
@@ -29,6 +30,7 @@ STUDIES: dict[str, Study] = {
         optimizers.STUDY,
         muon.STUDY,
         search.STUDY,
+        rise.STUDY,
         *paper.STUDIES,
     )
 }

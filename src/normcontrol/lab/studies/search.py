@@ -16,7 +16,7 @@ from typing import Any
 
 from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, MARGIN, SQRT, TENSOR
-from normcontrol.lab.studies.tuning import known, seeded
+from normcontrol.lab.studies.tuning import Arm, known, seeded
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import (
     NOT_RUN,
@@ -32,6 +32,8 @@ from normcontrol.lab.study.records import Results
 from normcontrol.lab.study.statistics import Difference
 
 ARMS = (ADAMW, ADAMC, SQRT, ADAMWN, TENSOR, HIDDEN)
+RISING = "AdamWN, rising target"
+"""An arm of the study ``rise``, which is tuned in the same way."""
 
 LR = {"tiny": 8.5e-3, "small": 4e-3, "full": 1e-3}
 """By scale, the middle of the learning rates. At tiny, ``settle`` found the best above its own."""
@@ -41,14 +43,24 @@ RATES = tuple(round(2 ** (i / 2), 3) for i in range(-5, 6))
 
 DECAYS = (0.02, 0.035, 0.06, 0.1, 0.17, 0.3, 0.56, 0.9, 1.6)
 GAINS = (0.33, 0.41, 0.51, 0.64, 0.8, 1.0, 1.25, 1.56, 1.95)
-VALUES = {
-    ADAMW: DECAYS,
-    ADAMC: (0.03, 0.05, 0.09, 0.14, 0.24, 0.4, 0.78, 1.27, 2.2),
-    SQRT: DECAYS,
-    ADAMWN: GAINS,
-    TENSOR: GAINS,
-    HIDDEN: (0.13, 0.19, 0.27, 0.38, 0.55, 0.8, 1.15, 1.6, 2.3),
+KINDS = {
+    arm: Arm(settle.ARMS[arm].fixed, settle.ARMS[arm].key, values)
+    for arm, values in (
+        (ADAMW, DECAYS),
+        (ADAMC, (0.03, 0.05, 0.09, 0.14, 0.24, 0.4, 0.78, 1.27, 2.2)),
+        (SQRT, DECAYS),
+        (ADAMWN, GAINS),
+        (TENSOR, GAINS),
+        (HIDDEN, (0.13, 0.19, 0.27, 0.38, 0.55, 0.8, 1.15, 1.6, 2.3)),
+    )
 }
+KINDS[RISING] = Arm(
+    {"optimizer": "AdamWN", "rate": 0.1, "ratio_start": 1.0},
+    "ratio",
+    (0.64, 0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0, 3.8),
+)
+"""By arm, what is fixed, and the setting beside the learning rate with its values."""
+
 WARMUPS = (0.01, 0.05, 0.1, 0.2, 0.35, 0.5)
 """The warm-up, as a share of the steps."""
 FINALS = (0.0, 0.03, 0.1, 0.25, 0.5)
@@ -106,15 +118,17 @@ def beside(best: Sequence[Point], tried: Sequence[Point]) -> list[Point]:
 
 def trial(scale: str, arm: str, point: Point, seed: int, part: str) -> Cell:
     """A run of an arm at a point."""
-    base, kind = settle.BASES[scale], settle.ARMS[arm]
+    base, kind = settle.BASES[scale], KINDS[arm]
     steps = base.run.steps
     settings: Mapping[str, Any] = {
         "lr": LR[scale] * RATES[point[0]],
-        kind.key: VALUES[arm][point[1]],
+        kind.key: kind.values[point[1]],
         "warmup": round(WARMUPS[point[2]] * steps),
         "min_lr": FINALS[point[3]],
     }
     config = base.with_(**kind.fixed, **settings, log_every=steps // 4)
+    if arm == RISING:
+        config = config.with_(ramp=steps // 2)
     return Cell(arm, seeded(config, seed), seed, tuple(settings.items()), part)
 
 
@@ -146,7 +160,12 @@ def stages(scale: str, arm: str, done: Results) -> Iterator[list[Cell]]:
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """The cells that can be named by now: those of all arms, each as far as it is."""
-    return [cell for arm in ARMS for cell in known(stages(scale, arm, done), done)]
+    return [cell for arm in ARMS for cell in searched(scale, arm, done)]
+
+
+def searched(scale: str, arm: str, done: Results) -> list[Cell]:
+    """The cells of one arm, as far as it is."""
+    return known(stages(scale, arm, done), done)
 
 
 def choice(evidence: Evidence, arm: str) -> Choice | None:
@@ -178,22 +197,22 @@ def rule(
     return decided
 
 
-def _lower(name: str, other: str) -> Claim:
-    refuted = f"the 95 % interval of the paired difference, AdamWN minus {other}, lies above zero"
-    says = f"AdamWN has a lower validation loss than {other}."
+def lower(name: str, other: str, arm: str = ADAMWN) -> Claim:
+    refuted = f"the 95 % interval of the paired difference, {arm} minus {other}, lies above zero"
+    says = f"{arm} has a lower validation loss than {other}."
     return Claim(
-        name, says, refuted, rule(ADAMWN, other, lambda d: (d.chance_below(), d.chance_above()))
+        name, says, refuted, rule(arm, other, lambda d: (d.chance_below(), d.chance_above()))
     )
 
 
-def _level(name: str, other: str) -> Claim:
-    refuted = f"the interval of AdamWN minus {other} lies beyond {MARGIN:g} on one side"
-    says = f"AdamWN is level with {other}, within {MARGIN:g}."
+def level(name: str, other: str, arm: str = ADAMWN) -> Claim:
+    refuted = f"the interval of {arm} minus {other} lies beyond {MARGIN:g} on one side"
+    says = f"{arm} is level with {other}, within {MARGIN:g}."
     return Claim(
         name,
         says,
         refuted,
-        rule(ADAMWN, other, lambda d: (d.chance_within(MARGIN), d.chance_beyond(MARGIN))),
+        rule(arm, other, lambda d: (d.chance_within(MARGIN), d.chance_beyond(MARGIN))),
     )
 
 
@@ -204,12 +223,12 @@ STUDY = Study(
     "tuned by a search with equal trials, and tested with fresh seeds.",
     ADAMW,
     (
-        _lower("lower", ADAMW),
-        _level("level", ADAMW),
-        _lower("lower than AdamC", ADAMC),
-        _level("level with AdamC", ADAMC),
-        _level("root", SQRT),
-        _lower("one norm", TENSOR),
-        _lower("all matrices", HIDDEN),
+        lower("lower", ADAMW),
+        level("level", ADAMW),
+        lower("lower than AdamC", ADAMC),
+        level("level with AdamC", ADAMC),
+        level("root", SQRT),
+        lower("one norm", TENSOR),
+        lower("all matrices", HIDDEN),
     ),
 )

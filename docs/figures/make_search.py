@@ -1,0 +1,113 @@
+"""Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
+the page search.md: ``python docs/figures/make_search.py``.
+
+It reads records and trains nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from normcontrol.lab.studies import search
+from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, SQRT, TENSOR
+from normcontrol.lab.study.evidence import Evidence, Trial, difference
+from normcontrol.lab.study.verdict import judge
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parents[1] / "results" / "search-tiny"
+STYLES = {
+    ADAMW: ("#d62728", "s"),
+    ADAMC: ("#8a8a8a", "^"),
+    SQRT: ("#e08214", "D"),
+    ADAMWN: ("#2171b5", "o"),
+    TENSOR: ("#9ecae1", "v"),
+    HIDDEN: ("#6a51a3", "P"),
+}
+"""Colour and marker of each arm in the figure."""
+
+
+def evidence(folder: Path = RESULTS) -> Evidence:
+    """The cells and records of the study."""
+    ledger = open_folder(folder)
+    done = ledger.results()
+    return Evidence(ledger.cells(done), done)
+
+
+def tested(found: Evidence, arm: str) -> Trial:
+    """The chosen trial of an arm, in the seeds of the test."""
+    (trial,) = found.trials(arm, "test")
+    return trial
+
+
+def table(found: Evidence) -> str:
+    """What was chosen for each arm, and what it reached in the seeds of the test."""
+    lines = [
+        "| arm | lr | decay or gain | warm-up | final lr | mean loss | minus AdamW | final gain |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for arm in search.ARMS:
+        trial, own = tested(found, arm), "-"
+        lr, value, warmup, final = (value for _, value in trial.cells[0].settings)
+        if arm != ADAMW:
+            own = str(difference(trial, tested(found, ADAMW)))
+        lines.append(
+            f"| {arm} | {lr:.4f} | {value:g} | {warmup} | {final:g} | {trial.mean():.4f} | {own} "
+            f"| {trial.mean('gain'):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def claims(folder: Path = RESULTS) -> str:
+    """The outcome of every claim."""
+    lines = ["| claim | outcome | numbers |", "| --- | --- | --- |"]
+    for claim, finding in judge(open_folder(folder)).findings:
+        numbers = (
+            finding.text()
+            .split(": ", 1)[1]
+            .replace(", chosen by seeds 0, 1, 2, 3, 4, 5, 6 and tested by others", "")
+        )
+        lines.append(f"| {claim.name} | **{finding.outcome}** | {numbers} |")
+    return "\n".join(lines)
+
+
+def draw(found: Evidence) -> None:
+    """The losses of all trials in order, and the differences to AdamW in the seeds of the test."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), width_ratios=(1, 1.15))
+    for arm, (colour, _) in STYLES.items():
+        losses = sorted(t.by_seed[0].value() for t in found.trials(arm))
+        left.plot(range(1, len(losses) + 1), losses, color=colour, label=arm)
+    left.set_ylim(4.1, 5.0)
+    left.set_xlabel("trials with seed 0, from the best to the worst")
+    left.set_ylabel("validation loss")
+    left.legend(frameon=False, fontsize=9)
+    base = tested(found, ADAMW)
+    rest = [arm for arm in STYLES if arm != ADAMW]
+    for place, arm in enumerate(rest):
+        colour, marker = STYLES[arm]
+        trial = tested(found, arm)
+        gaps = [a - b for a, b in zip(trial.values(), base.values(), strict=True)]
+        spread = [place + 0.02 * (i - len(gaps) / 2) for i in range(len(gaps))]
+        right.plot(spread, gaps, marker, color=colour, alpha=0.6, markersize=5, linestyle="")
+        right.plot(place, statistics.fmean(gaps), "_", color="black", markersize=22)
+    right.axhline(0, color="black", linewidth=1)
+    right.set_xticks(range(len(rest)), [textwrap.fill(arm, 15) for arm in rest], fontsize=9)
+    right.set_ylabel("validation loss minus AdamW's, same seed")
+    right.set_title("the chosen settings in twenty fresh seeds, and their means", fontsize=10)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(HERE / "search.png", dpi=120)
+
+
+if __name__ == "__main__":
+    runs = evidence()
+    draw(runs)
+    print(table(runs), claims(), sep="\n\n")
