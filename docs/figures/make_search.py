@@ -1,5 +1,5 @@
 """Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
-the page search.md: ``python docs/figures/make_search.py``.
+the page search.md, of the study ``rise`` too: ``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -15,7 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from normcontrol.lab.studies import search
+from normcontrol.lab.studies import rise, search
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, SQRT, TENSOR
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -23,6 +24,7 @@ from normcontrol.lab.study.verdict import judge
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "search-tiny"
+RISE = RESULTS.with_name("rise-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -47,13 +49,13 @@ def tested(found: Evidence, arm: str) -> Trial:
     return trial
 
 
-def table(found: Evidence) -> str:
+def table(found: Evidence, arms: Sequence[str] = search.ARMS) -> str:
     """What was chosen for each arm, and what it reached in the seeds of the test."""
     lines = [
         "| arm | lr | decay or gain | warm-up | final lr | mean loss | minus AdamW | final gain |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for arm in search.ARMS:
+    for arm in arms:
         trial, own = tested(found, arm), "-"
         lr, value, warmup, final = (value for _, value in trial.cells[0].settings)
         if arm != ADAMW:
@@ -110,4 +112,5 @@ def draw(found: Evidence) -> None:
 if __name__ == "__main__":
     runs = evidence()
     draw(runs)
-    print(table(runs), claims(), sep="\n\n")
+    print(table(runs), claims(), sep="\n\n", end="\n\n")
+    print(table(evidence(RISE), rise.ARMS), claims(RISE), sep="\n\n")

@@ -186,6 +186,7 @@ def test_the_figures_are_those_that_the_scripts_make():
         "transfer.png",  # docs/figures/make_transfer.py
         "transfer_tiny.png",  # docs/figures/make_transfer.py
         "settle.png",  # docs/figures/make_settle.py
+        "search.png",  # docs/figures/make_search.py
         "flow.png",  # docs/figures/make_flow.py
     }
     assert {p.name for p in (ROOT / "docs/figures").glob("*.png")} == made | made_elsewhere
@@ -216,6 +217,19 @@ def test_the_predictions_page_has_the_tables_of_its_results(scale, monkeypatch):
     assert predict.table(result) in (ROOT / "docs/predict.md").read_text()
     halves = json.loads((ROOT / "results/predict_halves.json").read_text())
     assert predict.predict_halves.table(halves) in (ROOT / "docs/predict.md").read_text()
+
+
+def test_the_page_of_search_has_the_tables_of_its_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+    import make_search
+
+    page = (ROOT / "docs/search.md").read_text()
+    for folder, study in (
+        (make_search.RESULTS, make_search.search),
+        (make_search.RISE, make_search.rise),
+    ):
+        assert make_search.table(make_search.evidence(folder), study.ARMS) in page
+        assert make_search.claims(folder) in page
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small"])

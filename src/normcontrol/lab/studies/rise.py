@@ -14,10 +14,12 @@ from normcontrol.lab.studies.settled import ADAMW, ADAMWN
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.records import Results
 
+ARMS = (ADAMW, ADAMWN, RISING)
+
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """The cells that can be named by now."""
-    return [cell for arm in (ADAMW, ADAMWN, RISING) for cell in searched(scale, arm, done)]
+    return [cell for arm in ARMS for cell in searched(scale, arm, done)]
 
 
 STUDY = Study(
