@@ -1,23 +1,37 @@
-"""Triton's interpreter, a third quicker: it searches its language for the functions to replace once,
-instead of at every call within a kernel."""
+"""Triton's interpreter, nearly twice as quick: it prepares its language once in a process, instead of
+at every launch and every call within a kernel, it remembers which of NumPy's types is which, and it
+does not compute whether integers overflow, which it would not report."""
 
-import inspect
+import dataclasses
 
-import triton.language as tl
 from triton.runtime import interpreter
 
-names: dict = {}
-"""The names of the functions that the interpreter replaces, by module or class."""
 
+class Stays:
+    """What the interpreter restores after a launch: nothing, since all launches are its own."""
 
-def replace_functions(where, *rest) -> None:
-    if where not in names:
-        names[where] = [n for n, member in inspect.getmembers(where) if tl.core.is_builtin(member)]
-    for name in names[where]:
-        member = getattr(where, name)
-        if tl.core.is_builtin(member):  # not yet replaced
-            interpreter._patch_attr(where, name, member, *rest)
+    def restore(self) -> None:
+        pass
 
 
 def quicken() -> None:
-    interpreter._patch_builtin = replace_functions
+    prepare, numpy_type = interpreter._patch_lang, interpreter._get_np_dtype
+    prepared, types = set(), {}
+
+    def prepare_once(fn) -> Stays:
+        module = fn.__module__  # the language is prepared as it is seen from a module
+        if module not in prepared:
+            prepared.add(module)
+            prepare(fn)
+        return Stays()
+
+    def known_type(dtype):
+        name = dtype.scalar.name  # of a block, that of its elements
+        if name not in types:
+            types[name] = numpy_type(dtype)
+        return types[name]
+
+    interpreter._patch_lang, interpreter._get_np_dtype = prepare_once, known_type
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug  # or it would report them
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
