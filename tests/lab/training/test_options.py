@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -36,11 +37,16 @@ OTHER = {
 MODEL = Model(layers=1, heads=1, width=8, context=4)
 
 
+@functools.cache
+def model():
+    return GPT.initialised(MODEL, 64)
+
+
+@functools.cache
 def built(optimizer, **changes):
     """All that the optimizers of a config differ by, as text."""
     torch.manual_seed(0)
-    config = Config(MODEL).with_(optimizer=optimizer, **changes)
-    made = build(config, GPT.initialised(config.model, 64))
+    made = build(Config(MODEL).with_(optimizer=optimizer, **changes), model())
     groups = [dict(group) for one in made for group in one.param_groups]
     for group in groups:
         group["params"] = [tuple(p.shape) for p in group["params"]]

@@ -208,8 +208,9 @@ class Results(Mapping[str, Record]):
         return cls(data, records, problems)
 
     def add(self, record: Record) -> None:
+        if record.id in self._records:
+            self._found.clear()
         self._records[record.id] = record
-        self._found.clear()
 
     def of(self, cell: Cell) -> Record | None:
         """The record of a cell, if it was run with exactly these settings on exactly this data."""

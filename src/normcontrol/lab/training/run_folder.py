@@ -8,6 +8,7 @@ to see where its numbers come from. This file may not know about the training lo
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import platform
 import subprocess
@@ -140,6 +141,7 @@ def keep_tokenizer(data: Path, folder: Path) -> None:
         write_text(folder / Trained.FILE, read_text(data / Trained.FILE))
 
 
+@functools.cache  # what runs is what was there at the first run
 def revision() -> str:
     """The commit of the running source, followed by "+" if there are uncommitted changes.
     "unknown" for an installed package."""
