@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
 demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and AdamWN at a gain of 0.8
-	OMP_WAIT_POLICY=passive $(BIN)/normcontrol challenge --preset tiny --steps 400 --arms adamwn adamwn:gain=0.8 --out runs/demo
+	OMP_WAIT_POLICY=passive $(BIN)/normcontrol challenge --preset tiny --steps 300 --arms adamwn adamwn:gain=0.8 --out runs/demo
 
 quickstart: $(READY)  ## train a small network with AdamW and with AdamWN, and show both norms
 	$(BIN)/python examples/quickstart.py
