@@ -60,9 +60,12 @@ def step_of(tx: Any, objective: Callable[..., jax.Array] = loss) -> Callable[...
 
 def train(tx: Any, params: Params, words: jax.Array, state: Any = None) -> Any:
     """Train on all batches in one compiled loop. Returns the weights and the optimizer state."""
-    return jax.jit(lambda *carry: jax.lax.scan(step_of(tx), carry, words)[0])(
-        params, tx.init(params) if state is None else state
-    )
+
+    def loop(params: Params, state: Any) -> Any:
+        first = tx.init(params) if state is None else state
+        return jax.lax.scan(step_of(tx), (params, first), words)[0]
+
+    return jax.jit(loop)(params, state)
 
 
 def ramp(count: Any) -> Any:

@@ -99,7 +99,7 @@ class TestInAChain:
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
             params = {"kernel": jnp.ones((2, 2), dtype), "bias": jnp.ones(2, dtype)}
             tx = adamwn(LR, ratio=2.0)
-            updates, state = tx.update(params, tx.init(params), params)
+            updates, state = jax.jit(lambda p, tx=tx: tx.update(p, tx.init(p), p))(params)
             assert {u.dtype for u in jax.tree.leaves(updates)} == {jnp.dtype(dtype)}
             assert norms(state)[0].norm.dtype == jnp.float32
 
