@@ -54,7 +54,11 @@ def test_a_cell_is_identified_once_however_often_it_is_asked_for(monkeypatch):
     done = Results(lambda config: DATA, [record(cell, 3.0)])
     assert [done.of(cell).final["val_loss"] for _ in range(5)] == [3.0] * 5
     assert len(asked) == 1
-    assert done.of(Cell("A", Config().with_(lr=2.0))) is None
+    other = Cell("A", Config().with_(lr=2.0))
+    assert done.of(other) is None
+    done.add(record(other, 5.0))
+    assert done.of(cell).final["val_loss"] == 3.0
+    assert len(asked) == 2
     done.add(record(cell, 4.0))
     assert done.of(cell).final["val_loss"] == 4.0
 
