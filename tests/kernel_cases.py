@@ -15,7 +15,7 @@ from normcontrol import AdamWN
 CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if CUDA else "cpu"
-STEPS = 100 if CUDA else 4
+STEPS = 100 if CUDA else 3
 RAGGED = [1, 2, 3, 31, 127, 128, 511, 512, 513, 1000, 2047, 2048, 2049, 4095, 4097, 5000]
 FEW = [1, 127, 511, 513, 2049]
 """Of those, the sizes that take Triton's interpreter seconds and not minutes."""
