@@ -202,6 +202,17 @@ def test_what_search_shows_is_what_its_claims_say(page):
     assert claim("search-tiny", "AdamWN is level with AdamW, within")[0] == "refuted"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/make_results.py", "docs/search.md"])
+def test_what_rise_shows_is_what_its_claims_say(page):
+    lower = "AdamWN, rising target has a lower validation loss than"
+    constant, adamw = (claim("rise-tiny", f"{lower} {other}.") for other in ("AdamWN", "AdamW"))
+    assert [constant[0], adamw[0]] == ["supported", "refuted"], f"{page} has to say what is shown"
+    text = read(page)
+    assert f"{rounded(differences(adamw[1])[0], 3)} above AdamW" in text
+    if page != "README.md":
+        assert differences(constant[1])[0].lstrip("-") in text
+
+
 @pytest.mark.parametrize("page", ["docs/make_results.py", "docs/settle.md"])
 def test_what_settle_shows_at_tiny_is_what_its_claims_say(page):
     text = read(page)
