@@ -172,8 +172,8 @@ def section(ledger: Ledger) -> Iterator[str]:
         yield "".join(
             f"- {flag.replace(str(ledger.out.parent) + '/', '')}\n" for flag in verdict.flags
         )
-    done = ledger.results()
-    yield from provenance(record for cell in ledger.cells(done) if (record := done.of(cell)))
+    trials = [trial for row in verdict.rows for trial in row.choice.trials]
+    yield from provenance(record for trial in trials for record in trial.records)
 
 
 def provenance(records: Iterable[Record]) -> Iterator[str]:

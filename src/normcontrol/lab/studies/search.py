@@ -9,6 +9,7 @@ docs/search.md.
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,6 +117,7 @@ def beside(best: Sequence[Point], tried: Sequence[Point]) -> list[Point]:
     return found
 
 
+@functools.cache  # a study asks for its cells again whenever some are finished
 def trial(scale: str, arm: str, point: Point, seed: int, part: str) -> Cell:
     """A run of an arm at a point."""
     base, kind = settle.BASES[scale], KINDS[arm]
