@@ -15,6 +15,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from make_settle import evidence
 
 from normcontrol.lab.studies import rise, search
 from normcontrol.lab.studies.opening import open_folder
@@ -34,13 +35,6 @@ STYLES = {
     HIDDEN: ("#6a51a3", "P"),
 }
 """Colour and marker of each arm in the figure."""
-
-
-def evidence(folder: Path = RESULTS) -> Evidence:
-    """The cells and records of the study."""
-    ledger = open_folder(folder)
-    done = ledger.results()
-    return Evidence(ledger.cells(done), done)
 
 
 def tested(found: Evidence, arm: str) -> Trial:
@@ -100,7 +94,7 @@ def draw(found: Evidence) -> None:
         right.plot(spread, gaps, marker, color=colour, alpha=0.6, markersize=5, linestyle="")
         right.plot(place, statistics.fmean(gaps), "_", color="black", markersize=22)
     right.axhline(0, color="black", linewidth=1)
-    right.set_xticks(range(len(rest)), [textwrap.fill(arm, 15) for arm in rest], fontsize=9)
+    right.set_xticks(range(len(rest)), [textwrap.fill(arm, 12) for arm in rest], fontsize=9)
     right.set_ylabel("validation loss minus AdamW's, same seed")
     right.set_title("the chosen settings in twenty fresh seeds, and their means", fontsize=10)
     for axes in (left, right):
@@ -110,7 +104,7 @@ def draw(found: Evidence) -> None:
 
 
 if __name__ == "__main__":
-    runs = evidence()
+    runs = evidence(RESULTS)
     draw(runs)
     print(table(runs), claims(), sep="\n\n", end="\n\n")
     print(table(evidence(RISE), rise.ARMS), claims(RISE), sep="\n\n")
