@@ -8,6 +8,7 @@ from normcontrol.lab.studies import (
     claims,
     confirm,
     family,
+    horizon,
     muon,
     optimizers,
     paper,
@@ -31,6 +32,7 @@ STUDIES: dict[str, Study] = {
         muon.STUDY,
         search.STUDY,
         rise.STUDY,
+        horizon.STUDY,
         *paper.STUDIES,
     )
 }
