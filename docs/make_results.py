@@ -38,7 +38,7 @@ their records. `normcontrol report results/STUDY` makes a page for one study, wi
   0.10 ± 0.06 below AdamW at 0.17 M and 0.07 ± 0.09 at 45 M weights, but AdamW that only *starts* at that norm is neither shown to differ
   (AdamWN +0.010 ± 0.026) nor shown to be level.
 - **What it would take:** about 24 seeds of AdamC and of the replay at 45 M weights, half an hour of an H200. The paper's own result, 2.884
-  against 2.902 for GPT-2 124M, is about 24 hours a run there at 579,000 tokens a second; we have not run it.
+  against 2.902 for GPT-2 124M, is about 24 hours a run there at 572,000 tokens a second; we have not run it.
 
 **In more detail.** Of the claims about weight norm control, two of `claims` are decided, both on a model of 0.17 M weights over five seeds; below are those of the other studies. Supported: under
 AdamWN the final norm does not depend on the learning rate (by 0.6 % at most), while AdamW's does. Refuted: the law of the steady offset
