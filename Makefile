@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Bytecode is kept, whatever the environment says: without it each of the tests' many processes compiles every module again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo quickstart test check pytest test-all test-versions release-check bench dist docs figures gpu-test ray-test mutations clean
 

@@ -18,6 +18,9 @@ if not torch.cuda.is_available():
         absent.manual_seed_all = lambda seed: None
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+# Imported where they are used: to look for doctests in them would take their frameworks.
+collect_ignore = ["fsdp_on_cpus.py", "optax_process.py"]
+
 
 def pytest_collection_finish() -> None:
     gc.freeze()
