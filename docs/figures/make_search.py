@@ -1,5 +1,6 @@
 """Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
-the page search.md, of the study ``rise`` too: ``python docs/figures/make_search.py``.
+the page search.md, of the studies ``rise`` and ``horizon`` too:
+``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
 """
@@ -17,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from make_settle import evidence
 
-from normcontrol.lab.studies import rise, search
+from normcontrol.lab.studies import horizon, rise, search
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, SQRT, TENSOR
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -26,6 +27,7 @@ from normcontrol.lab.study.verdict import judge
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "search-tiny"
 RISE = RESULTS.with_name("rise-tiny")
+HORIZON = RESULTS.with_name("horizon-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -44,7 +46,8 @@ def tested(found: Evidence, arm: str) -> Trial:
 
 
 def table(found: Evidence, arms: Sequence[str] = search.ARMS) -> str:
-    """What was chosen for each arm, and what it reached in the seeds of the test."""
+    """What was chosen for each arm, and what it reached in the seeds of the test; each is compared
+    with the last AdamW above it."""
     lines = [
         "| arm | lr | decay or gain | warm-up | final lr | mean loss | minus AdamW | final gain |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -52,8 +55,10 @@ def table(found: Evidence, arms: Sequence[str] = search.ARMS) -> str:
     for arm in arms:
         trial, own = tested(found, arm), "-"
         lr, value, warmup, final = (value for _, value in trial.cells[0].settings)
-        if arm != ADAMW:
-            own = str(difference(trial, tested(found, ADAMW)))
+        if arm.split(", steps")[0] == ADAMW:
+            base = trial
+        else:
+            own = str(difference(trial, base))
         lines.append(
             f"| {arm} | {lr:.4f} | {value:g} | {warmup} | {final:g} | {trial.mean():.4f} | {own} "
             f"| {trial.mean('gain'):.2f} |"
@@ -107,4 +112,5 @@ if __name__ == "__main__":
     runs = evidence(RESULTS)
     draw(runs)
     print(table(runs), claims(), sep="\n\n", end="\n\n")
-    print(table(evidence(RISE), rise.ARMS), claims(RISE), sep="\n\n")
+    for folder, study in ((RISE, rise), (HORIZON, horizon)):
+        print(table(evidence(folder), study.ARMS), claims(folder), sep="\n\n", end="\n\n")

@@ -227,6 +227,7 @@ def test_the_page_of_search_has_the_tables_of_its_results(monkeypatch):
     for folder, study in (
         (make_search.RESULTS, make_search.search),
         (make_search.RISE, make_search.rise),
+        (make_search.HORIZON, make_search.horizon),
     ):
         assert make_search.table(make_search.evidence(folder), study.ARMS) in page
         assert make_search.claims(folder) in page

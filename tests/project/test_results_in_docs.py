@@ -213,6 +213,24 @@ def test_what_rise_shows_is_what_its_claims_say(page):
         assert differences(constant[1])[0].lstrip("-") in text
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/make_results.py", "docs/search.md"])
+def test_what_horizon_shows_is_what_its_claims_say(page):
+    says = "AdamWN, rising target, steps x3 has a lower validation loss than AdamW, steps x3."
+    text, (outcome, numbers) = read(page), claim("horizon-tiny", says)
+    assert outcome == "not shown", f"{page} has to say what is shown"
+    long = differences(numbers)[0]
+    if page == "README.md":
+        assert (
+            f"not shown to differ](docs/search.md#shorter-and-longer-runs-the-study-horizon) ({rounded(long, 3)})"
+            in text
+        )
+        return
+    outcome, numbers = claim("horizon-tiny", "AdamWN, rising target, gains on AdamW")
+    assert outcome == "not shown", f"{page} has to say what is shown"
+    for found in (long, *differences(numbers)):
+        assert found in text
+
+
 @pytest.mark.parametrize("page", ["docs/make_results.py", "docs/settle.md"])
 def test_what_settle_shows_at_tiny_is_what_its_claims_say(page):
     text = read(page)

@@ -27,17 +27,18 @@ def judged(lead):
 def test_four_arms_with_equal_trials_of_two_lengths():
     _, cells = judged({200: 0.0, 1800: 0.0})
     assert Counter((c.arm, c.config.run.steps) for c in cells) == {
-        (search.at(arm, stretch), steps): 88
-        for stretch, steps in ((horizon.SHORT, 200), (horizon.LONG, 1800))
+        (protocol.name(arm), steps): 88
+        for protocol, steps in ((horizon.SHORT, 200), (horizon.LONG, 1800))
         for arm in (ADAMW, search.RISING)
     }
 
 
-@pytest.mark.parametrize("stretch", [horizon.SHORT, horizon.LONG])
-def test_what_is_a_share_of_the_steps_follows_them(stretch):
+@pytest.mark.parametrize("protocol", [horizon.SHORT, horizon.LONG])
+def test_what_is_a_share_of_the_steps_follows_them(protocol):
+    stretch = protocol.stretch
     whole, other = (
-        search.trial("tiny", search.RISING, (5, 5, 3, 2), 0, "search", s).config
-        for s in (search.WHOLE, stretch)
+        search.trial("tiny", search.RISING, (5, 5, 3, 2), 0, "search", p).config
+        for p in (search.USUAL, protocol)
     )
     for name in ("warmup", "ramp"):
         assert getattr(other.optim, name) == getattr(whole.optim, name) * stretch

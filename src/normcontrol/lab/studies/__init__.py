@@ -8,6 +8,7 @@ from normcontrol.lab.studies import (
     claims,
     confirm,
     family,
+    growth,
     horizon,
     muon,
     optimizers,
@@ -33,6 +34,7 @@ STUDIES: dict[str, Study] = {
         search.STUDY,
         rise.STUDY,
         horizon.STUDY,
+        growth.STUDY,
         *paper.STUDIES,
     )
 }

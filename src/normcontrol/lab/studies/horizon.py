@@ -8,9 +8,10 @@ another length. The plan is in docs/search.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
-from normcontrol.lab.studies.search import RISING, at, choice, level, lower, searched
+from normcontrol.lab.studies.search import RISING, Protocol, choice, level, lower, searched
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, Claim, Finding, decide
@@ -19,48 +20,61 @@ from normcontrol.lab.study.evidence import Evidence
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.study.statistics import average
 
-SHORT, LONG = Fraction(1, 3), Fraction(3)
-"""How many times the steps of ``search``."""
-
-ARMS = tuple(at(arm, stretch) for stretch in (SHORT, LONG) for arm in (ADAMW, RISING))
+SHORT, LONG = Protocol(Fraction(1, 3)), Protocol(Fraction(3))
+KINDS = (ADAMW, RISING)
+ARMS = tuple(protocol.name(arm) for protocol in (SHORT, LONG) for arm in KINDS)
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """The cells that can be named by now, the longest first."""
     return [
         cell
-        for stretch in (LONG, SHORT)
-        for arm in (ADAMW, RISING)
-        for cell in searched(scale, arm, done, stretch)
+        for protocol in (LONG, SHORT)
+        for arm in KINDS
+        for cell in searched(scale, arm, done, protocol)
     ]
 
 
-def compared(evidence: Evidence, stretch: Fraction) -> Comparison | None:
+def compared(evidence: Evidence, protocol: Protocol) -> Comparison | None:
     """AdamWN against AdamW at one length; None before the tests of both."""
-    mine, theirs = (choice(evidence, at(arm, stretch)) for arm in (RISING, ADAMW))
+    mine, theirs = (choice(evidence, protocol.name(arm)) for arm in (RISING, ADAMW))
     return None if mine is None or theirs is None else Comparison(mine, theirs)
 
 
-def growth(evidence: Evidence) -> Finding:
+def change(short: Protocol, long: Protocol) -> Callable[[Evidence], Finding]:
     """How AdamWN minus AdamW changes from the short to the long runs of a seed."""
-    short, long = (compared(evidence, stretch) for stretch in (SHORT, LONG))
-    if short is None or long is None:
-        return Finding(NOT_RUN)
-    seeds = [seed for seed in short.fresh if seed in long.fresh]
-    if len(seeds) < 2:
-        return Finding(NOT_SHOWN, because=("two seeds of the test are needed in all arms",))
 
-    def gap(pair: Comparison, seed: int) -> float:
-        one, other = (side.trial.by_seed[seed].value() for side in (pair.one, pair.other))
-        return one - other
+    def decided(evidence: Evidence) -> Finding:
+        pairs = [compared(evidence, protocol) for protocol in (short, long)]
+        before, after = pairs
+        if before is None or after is None:
+            return Finding(NOT_RUN)
+        seeds = [seed for seed in before.fresh if seed in after.fresh]
+        if len(seeds) < 2:
+            return Finding(NOT_SHOWN, because=("two seeds of the test are needed in all arms",))
 
-    change = average([gap(long, seed) - gap(short, seed) for seed in seeds])
-    numbers = (
-        f"from steps x{SHORT} ({short.difference()}) to steps x{LONG} ({long.difference()}): "
-        f"{change}, n = {change.n}"
+        def gap(pair: Comparison, seed: int) -> float:
+            one, other = (side.trial.by_seed[seed].value() for side in (pair.one, pair.other))
+            return one - other
+
+        found = average([gap(after, seed) - gap(before, seed) for seed in seeds])
+        numbers = (
+            f"from steps x{short.stretch} ({before.difference()}) to steps x{long.stretch} "
+            f"({after.difference()}): {found}, n = {found.n}"
+        )
+        unfair = [*before.unfair(), *after.unfair()]
+        return decide(numbers, found.chance_below(), found.chance_above(), unfair)
+
+    return decided
+
+
+def better_with_more_steps(short: Protocol, long: Protocol) -> Claim:
+    return Claim(
+        "better with more steps",
+        f"{RISING}, gains on {ADAMW} from a third of the steps to three times the steps.",
+        f"the 95 % interval of the change of {RISING} minus {ADAMW} lies above zero",
+        change(short, long),
     )
-    unfair = [*short.unfair(), *long.unfair()]
-    return decide(numbers, change.chance_below(), change.chance_above(), unfair)
 
 
 STUDY = Study(
@@ -68,15 +82,10 @@ STUDY = Study(
     cells,
     "AdamW and AdamWN with a rising target, tuned and tested as in the study search, with a third "
     "and with three times the steps.",
-    at(ADAMW, LONG),
+    LONG.name(ADAMW),
     (
-        lower("lower in long runs", at(ADAMW, LONG), at(RISING, LONG)),
-        level("level in long runs", at(ADAMW, LONG), at(RISING, LONG)),
-        Claim(
-            "better with more steps",
-            f"{RISING}, gains on {ADAMW} from a third of the steps to three times the steps.",
-            f"the 95 % interval of the change of {RISING} minus {ADAMW} lies above zero",
-            growth,
-        ),
+        lower("lower in long runs", LONG.name(ADAMW), LONG.name(RISING)),
+        level("level in long runs", LONG.name(ADAMW), LONG.name(RISING)),
+        better_with_more_steps(SHORT, LONG),
     ),
 )

@@ -13,6 +13,7 @@ import functools
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -78,13 +79,32 @@ CHOSEN_BY = (0, 1, 2, 3, 4, 5, 6)
 SEEDS = range(71, 91)
 """Those of the test. No study was run with them before."""
 
-WHOLE = Fraction(1)
-"""The steps of ``settle``. The study ``horizon`` has runs of other lengths."""
-
 Point = tuple[int, int, int, int]
 """Places in the lists of learning rates, values, warm-ups and finals."""
 
 SIZES: Point = (len(RATES), len(DECAYS), len(WARMUPS), len(FINALS))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What differs between the studies that search in this way."""
+
+    stretch: Fraction = Fraction(1)
+    """How many times the steps of ``settle``."""
+    warmups: tuple[float, ...] = WARMUPS
+    seeds: range = SEEDS
+    """Those of the test."""
+
+    def name(self, arm: str) -> str:
+        """The name of an arm.
+
+        >>> Protocol().name(ADAMW), Protocol(Fraction(1, 3)).name(ADAMW)
+        ('AdamW', 'AdamW, steps x1/3')
+        """
+        return arm if self.stretch == 1 else f"{arm}, steps x{self.stretch}"
+
+
+USUAL = Protocol()
 
 
 def drawn() -> list[Point]:
@@ -121,26 +141,17 @@ def beside(best: Sequence[Point], tried: Sequence[Point]) -> list[Point]:
     return found
 
 
-def at(arm: str, stretch: Fraction) -> str:
-    """The name of an arm in runs of so many times the steps.
-
-    >>> at(ADAMW, Fraction(1, 3)), at(ADAMW, WHOLE)
-    ('AdamW, steps x1/3', 'AdamW')
-    """
-    return arm if stretch == WHOLE else f"{arm}, steps x{stretch}"
-
-
 @functools.cache  # a study asks for its cells again whenever some are finished
 def trial(
-    scale: str, arm: str, point: Point, seed: int, part: str, stretch: Fraction = WHOLE
+    scale: str, arm: str, point: Point, seed: int, part: str, protocol: Protocol = USUAL
 ) -> Cell:
     """A run of an arm at a point."""
     base, kind = settle.BASES[scale], KINDS[arm]
-    steps = round(base.run.steps * stretch)
+    steps = round(base.run.steps * protocol.stretch)
     settings: Mapping[str, Any] = {
         "lr": LR[scale] * RATES[point[0]],
         kind.key: kind.values[point[1]],
-        "warmup": round(WARMUPS[point[2]] * steps),
+        "warmup": round(protocol.warmups[point[2]] * steps),
         "min_lr": FINALS[point[3]],
     }
     quarter = steps // 4
@@ -149,18 +160,20 @@ def trial(
     )
     if arm == RISING:
         config = config.with_(ramp=steps // 2)
-    return Cell(at(arm, stretch), seeded(config, seed), seed, tuple(settings.items()), part)
+    return Cell(protocol.name(arm), seeded(config, seed), seed, tuple(settings.items()), part)
 
 
-def stages(scale: str, arm: str, done: Results, stretch: Fraction = WHOLE) -> Iterator[list[Cell]]:
+def stages(scale: str, arm: str, done: Results, protocol: Protocol = USUAL) -> Iterator[list[Cell]]:
     """The cells of an arm, round by round. A round can be named when those before it are done."""
 
     def loss(point: Point, seeds: Sequence[int]) -> float:
-        records = (done.of(trial(scale, arm, point, seed, "search", stretch)) for seed in seeds)
+        records = (done.of(trial(scale, arm, point, seed, "search", protocol)) for seed in seeds)
         return statistics.fmean(record.value() for record in records if record is not None)
 
     def round_of(points: Sequence[Point], seeds: Sequence[int], part: str) -> list[Cell]:
-        return [trial(scale, arm, point, seed, part, stretch) for point in points for seed in seeds]
+        return [
+            trial(scale, arm, point, seed, part, protocol) for point in points for seed in seeds
+        ]
 
     def best(points: Sequence[Point], count: int, seeds: Sequence[int]) -> list[Point]:
         return sorted(points, key=lambda point: loss(point, seeds))[:count]
@@ -175,7 +188,7 @@ def stages(scale: str, arm: str, done: Results, stretch: Fraction = WHOLE) -> It
         points = best(points, count, seeds)
         yield round_of(points, more, "choice")
         seeds = (*seeds, *more)
-    yield round_of(best(points, 1, seeds), SEEDS, "test")
+    yield round_of(best(points, 1, seeds), protocol.seeds, "test")
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
@@ -183,9 +196,9 @@ def cells(scale: str, done: Results) -> list[Cell]:
     return [cell for arm in ARMS for cell in searched(scale, arm, done)]
 
 
-def searched(scale: str, arm: str, done: Results, stretch: Fraction = WHOLE) -> list[Cell]:
+def searched(scale: str, arm: str, done: Results, protocol: Protocol = USUAL) -> list[Cell]:
     """The cells of one arm, as far as it is."""
-    return known(stages(scale, arm, done, stretch), done)
+    return known(stages(scale, arm, done, protocol), done)
 
 
 def choice(evidence: Evidence, arm: str) -> Choice | None:
