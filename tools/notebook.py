@@ -32,10 +32,8 @@ def run(
     Return the outputs of each cell, and the variables at the end.
     """
     import matplotlib
-    import matplotlib.pyplot as plt
 
     matplotlib.use("Agg")
-    plt.close("all")  # figures that were open before belong to no cell
     names: dict[str, Any] = {"__name__": "__main__"}
     codes = [source(c).replace(*replace) for c in cells(path) if c["cell_type"] == "code"]
     return [run_cell(code, names) for code in codes], names
@@ -45,6 +43,7 @@ def run_cell(code: str, names: dict[str, Any]) -> list[dict[str, Any]]:
     """Run one cell. Return what it printed, the value of its last line, and its figures."""
     import matplotlib.pyplot as plt
 
+    plt.close("all")  # figures that were open before belong to no cell
     tree, value, printed = ast.parse(code), None, io.StringIO()
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(printed):

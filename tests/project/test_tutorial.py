@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib import pyplot
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs/tutorial.ipynb"
@@ -52,6 +53,7 @@ def test_it_is_committed_with_the_outputs_of_a_whole_run_and_is_small():
 
 
 def test_a_cell_gives_its_text_its_last_value_and_an_error_is_not_hidden():
+    pyplot.figure()  # of another program, and not an output of the cell
     names: dict = {}
     (output,) = notebook.run_cell("x = 2\nprint('two')\nx + 1", names)
     assert "".join(output["text"]) == "two\n3\n"
