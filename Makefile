@@ -1,7 +1,9 @@
-# Everything runs in an environment of its own; nothing outside this folder is touched.
+# Everything runs in an environment of its own; nothing outside this folder is touched. The tests need more packages
+# than the demo, which therefore does not wait for them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LAB := $(VENV)/.lab
 READY := $(VENV)/.ready
 # Bytecode is kept, whatever the environment says: without it each of the tests' many processes compiles every module again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -9,10 +11,10 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo quickstart test check pytest test-all test-versions release-check bench dist docs figures gpu-test ray-test mutations clean
 
 # Threads that wait asleep, not spinning: on a machine with other work the demo is several times as fast for it.
-demo: $(READY)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and AdamWN at a gain of 0.8
+demo: $(LAB)  ## the paper's experiment, small: AdamW, AdamWN at AdamW's own norm, and AdamWN at a gain of 0.8
 	OMP_WAIT_POLICY=passive $(BIN)/normcontrol challenge --preset tiny --steps 300 --arms adamwn adamwn:gain=0.8 --out runs/demo
 
-quickstart: $(READY)  ## train a small network with AdamW and with AdamWN, and show both norms
+quickstart: $(LAB)  ## train a small network with AdamW and with AdamWN, and show both norms
 	$(BIN)/python examples/quickstart.py
 
 test: $(READY)  ## lint, types, tests, doctests
@@ -89,9 +91,13 @@ gpu-test:  ## the tests that need CUDA, with the Python that has it
 # pip would compile 20,000 modules one after the other; compileall does so on all cores, without the tests of other
 # packages and hundreds of models. Some modules are templates, and cannot be compiled.
 INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
-$(READY): pyproject.toml constraints.txt
+$(LAB): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
+	$(INSTALL) --editable '.[lab]'
+	touch $(LAB)
+
+$(READY): $(LAB)
 	$(INSTALL) --editable '.[dev]'
 	$(INSTALL) --no-deps --upgrade --target $(VENV)/timm timm torchvision  # tests/integrations/with_timm.py says why
 	$(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/' $(VENV)/lib >/dev/null || true
