@@ -59,10 +59,7 @@ def reading(s: WeightSet, clock: Clock) -> Reading:
         norm = s.scope.join(s.part_norms())
         return Reading(norm, given * s.unit, norm / initial, torch.ones_like(initial))
     target, scale = s.last
-    if s.is_scaled_in_part:
-        norm = s.scope.join(s.part_norms())
-    else:
-        norm = scale.abs() * s.scope.join(s.parts.detach())  # the integral law's may be negative
+    norm = scale.abs() * s.scope.join(s.parts.detach())  # the integral law's may be negative
     return Reading(norm, target, norm / initial, scale)
 
 

@@ -93,7 +93,6 @@ class WeightSet:
             name for name, unused in MECHANISMS.items() if self.settings[name] != unused
         }
         """The optional mechanisms that are in use."""
-        self.is_scaled_in_part = "cautious" in self.mechanisms and shards is None
         self.goal: tuple[Tensor | float, Tensor | float] = self.unit, 0.0
         """The target and the rate of the current step: ``r_t ||theta_0||`` for a ratio, and k_t."""
         self.on_host = False
@@ -262,13 +261,11 @@ class WeightSet:
     def part_norms(self) -> Tensor:
         """Return the norm of every part after the last step, even where the parts share a norm.
 
-        Before the first step of this set the weights are measured, and always with ``cautious``,
-        which multiplies some of them. The norms of shards are then the reference, or as if all had
-        been multiplied: a sum over ranks must not depend on who asks.
+        Before the first step of this set the weights are measured. The norms of shards are then the
+        reference: a sum over ranks must not depend on who asks.
         """
-        last, parts = self.last, self.parts
-        if last is not None and parts is not None and not self.is_scaled_in_part:
-            return last[1].abs() * parts.detach()
+        if self.last is not None and self.parts is not None:
+            return self.last[1].abs() * self.parts.detach()
         return self.initial if self.shards is not None else self.size(self.params, self.scope)
 
     def whole(self, values: Tensor) -> Tensor:
