@@ -45,8 +45,7 @@ def change(short: Protocol, long: Protocol) -> Callable[[Evidence], Finding]:
     """How AdamWN minus AdamW changes from the short to the long runs of a seed."""
 
     def decided(evidence: Evidence) -> Finding:
-        pairs = [compared(evidence, protocol) for protocol in (short, long)]
-        before, after = pairs
+        before, after = (compared(evidence, protocol) for protocol in (short, long))
         if before is None or after is None:
             return Finding(NOT_RUN)
         seeds = [seed for seed in before.fresh if seed in after.fresh]
