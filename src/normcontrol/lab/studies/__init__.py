@@ -13,6 +13,7 @@ from normcontrol.lab.studies import (
     muon,
     optimizers,
     paper,
+    remarks,
     rise,
     search,
     settle,
@@ -35,6 +36,7 @@ STUDIES: dict[str, Study] = {
         rise.STUDY,
         horizon.STUDY,
         growth.STUDY,
+        remarks.STUDY,
         *paper.STUDIES,
     )
 }

@@ -35,8 +35,8 @@ from normcontrol.lab.study.records import Results
 from normcontrol.lab.study.statistics import Difference
 
 ARMS = (ADAMW, ADAMC, SQRT, ADAMWN, TENSOR, HIDDEN)
-RISING = "AdamWN, rising target"
-"""An arm of the study ``rise``, which is tuned in the same way."""
+RISING, RISING_LAYERNORM = "AdamWN, rising target", "AdamWN, rising target, LayerNorm too"
+"""Arms of the studies ``rise`` and ``remarks``, which are tuned in the same way."""
 
 LR = {"tiny": 8.5e-3, "small": 4e-3, "full": 1e-3}
 """By scale, the middle of the learning rates. At tiny, ``settle`` found the best above its own."""
@@ -57,11 +57,12 @@ KINDS = {
         (HIDDEN, (0.13, 0.19, 0.27, 0.38, 0.55, 0.8, 1.15, 1.6, 2.3)),
     )
 }
-KINDS[RISING] = Arm(
-    {"optimizer": "AdamWN", "rate": 0.1, "ratio_start": 1.0},
-    "ratio",
-    (0.64, 0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0, 3.8),
-)
+for _arm, _norm_layers in ((RISING, False), (RISING_LAYERNORM, True)):
+    KINDS[_arm] = Arm(
+        {"optimizer": "AdamWN", "rate": 0.1, "ratio_start": 1.0, "norm_layers": _norm_layers},
+        "ratio",
+        (0.64, 0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0, 3.8),
+    )
 """By arm, what is fixed, and the setting beside the learning rate with its values."""
 
 WARMUPS = (0.01, 0.05, 0.1, 0.2, 0.35, 0.5)
@@ -158,7 +159,7 @@ def trial(
     config = base.with_(
         **kind.fixed, **settings, steps=steps, log_every=quarter, eval_every=quarter
     )
-    if arm == RISING:
+    if kind.key == "ratio":
         config = config.with_(ramp=steps // 2)
     return Cell(protocol.name(arm), seeded(config, seed), seed, tuple(settings.items()), part)
 
