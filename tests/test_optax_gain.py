@@ -60,6 +60,11 @@ def test_every_part_has_its_share_of_the_outputs(scope, expected):
         ),
         ({"k": jnp.ones((2, 3, 4))}, {}, "the outputs cannot be known: give outputs="),
         ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: 5}, r"outputs gave the axes \(5,\)"),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: (0, -2)}, "one of them is named twice"),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: (0, 1)}, "it would have no inputs"),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: ()}, r"outputs gave \(\) for params"),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: "k"}, "outputs gave 'k' for params"),
+        ({"k": jnp.ones((2, 3))}, {"gain": float("nan")}, "gain takes the value nan"),
         ({"k": jnp.ones((2, 3))}, {"ratio": 1.0}, "ratio and gain were both given"),
         ({"k": jnp.ones((2, 3))}, {"gain": -1.0}, "gain takes the value -1"),
     ],
@@ -67,6 +72,11 @@ def test_every_part_has_its_share_of_the_outputs(scope, expected):
 def test_what_cannot_be_is_refused(params, settings, message):
     with pytest.raises(ValueError, match=message):
         control_norm(**{"gain": 1.0, **settings}).init(params)
+
+
+def test_outputs_are_told_by_a_function():
+    with pytest.raises(TypeError, match="outputs=0 is no function: give one of name and array"):
+        control_norm(gain=1.0, outputs=0)
 
 
 @pytest.mark.parametrize("start", [0.3, 2.0], ids=["small", "large"])
