@@ -157,6 +157,14 @@ def test_the_report_shows_the_gain_of_every_tensor():
     assert float(row[5]) == pytest.approx(joint / math.sqrt(36), abs=1e-4)
 
 
+def test_the_report_shows_no_gain_where_the_size_is_no_norm():
+    opt = NormControl(
+        torch.optim.SGD([weight(6, 4)], lr=0.0), size="spectral", scope="tensor", ratio=1.0
+    )
+    *_, row = opt.report().splitlines()
+    assert row.split()[4] == "-"
+
+
 def test_told_nothing_a_stack_of_vectors_is_no_stack_of_matrices():
     stacks = nn.Parameter(0.01 * torch.ones(4, 6, 8)), nn.Parameter(0.01 * torch.ones(4, 6))
     groups = [{"params": [p], "scope": "group", "outputs": (0, 1)} for p in stacks]
