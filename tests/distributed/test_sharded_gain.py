@@ -15,6 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from normcontrol import AdamWN, NormControl, set_norm_
+from normcontrol.set_norm import WHOLE
+
+FLAT = "_fsdp_flattened"
 
 
 def spread_over_two() -> None:
@@ -61,6 +64,20 @@ def spread_over_two() -> None:
     with pytest.raises(ValueError, match="is zero, in whole or in a part"):
         set_norm_([p], gain=1.0, scope="row")
     assert torch.equal(whole(p), zero_row)
+
+    # Shards that are plain tensors are refused, with advice that can be followed.
+    for mark, shape in (("tensor_model_parallel", (4, 3)), ("ds_id", (4, 3)), (FLAT, (12,))):
+        p = nn.Parameter(torch.ones(shape))
+        setattr(p, mark, True)
+        with pytest.raises(ValueError, match="tensor0 is this rank's shard of") as caught:
+            set_norm_([p], norm=1.0)
+        assert str(caught.value).endswith(WHOLE)
+        assert torch.equal(p, torch.ones(shape))
+    p = nn.Parameter(torch.ones(0))
+    p.ds_shape = (4, 3)
+    with pytest.raises(ValueError, match="a parameter of DeepSpeed's ZeRO-3") as caught:
+        set_norm_([p], norm=1.0)
+    assert str(caught.value).endswith(WHOLE)
 
     # Stages of a pipeline: the norm is that of both, and so are the outputs of the target and of
     # the report.
