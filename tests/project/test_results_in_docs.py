@@ -219,6 +219,17 @@ def test_what_search_shows_is_what_its_claims_say(page):
     assert claim("search-tiny", "AdamWN is level with AdamW, within")[0] == "refuted"
 
 
+def test_what_is_left_from_a_common_start_is_what_the_claims_say():
+    text = read("docs/choosing.md").split("### Start at the target")[1].split("##")[0]
+    for study, outcome, side in (
+        ("confirm-small", "supported", "below](settle.md)"),
+        ("search-tiny", "refuted", "above](search.md)"),
+    ):
+        found, numbers = claim(study, "AdamWN has a lower validation loss than AdamW.")
+        assert found == outcome, "docs/choosing.md has to say what is shown now"
+        assert f"[{rounded(differences(numbers)[0], 3).lstrip('-')} {side}" in text
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/make_results.py", "docs/search.md"])
 def test_what_rise_shows_is_what_its_claims_say(page):
     lower = "AdamWN, rising target has a lower validation loss than"
