@@ -117,6 +117,15 @@ def test_modules_have_the_outputs_of_their_base(module, outputs):
     assert p.norm().item() == pytest.approx(math.sqrt(outputs))
 
 
+def test_a_transposed_convolution_in_groups_has_no_axis_of_outputs():
+    model = nn.Sequential(nn.ConvTranspose2d(8, 16, 3, groups=2), nn.Linear(4, 4))
+    before = total_norm(p for p in model.parameters() if p.dim() > 1)
+    with pytest.raises(ValueError, match=r"0.weight has the shape .* no axis that counts its outp"):
+        set_norm_(model, gain=1.0)
+    on_target(param_groups(model, {}))  # told nothing, the norm is held
+    assert total_norm(p for p in model.parameters() if p.dim() > 1) == pytest.approx(before)
+
+
 def test_a_module_with_the_name_of_another_needs_no_weight():
     class Conv1d(nn.Module):
         def __init__(self):

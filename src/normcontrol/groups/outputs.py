@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 Axes = tuple[int, ...] | None
-"""The axes that count outputs; None for the rule."""
+"""The axes that count outputs; None for the rule, and no axes where none counts them."""
 
 BY_MODULE: dict[tuple[str, int], Axes] = {
     ("Bilinear", 3): (0,),
@@ -32,7 +32,7 @@ the modules that it shards."""
 def as_axes(given: Any) -> Axes:
     """Check the setting ``outputs=``: None, an axis, or a tuple of axes."""
     axes = given if given is None or isinstance(given, (tuple, list)) else (given,)
-    if axes is None or (axes and all(type(a) is int for a in axes)):
+    if axes is None or all(type(a) is int for a in axes):
         return None if axes is None else tuple(axes)
     raise ValueError(
         f"outputs={given!r} is not known: give the axis that counts the outputs (0 for a linear "
@@ -60,6 +60,12 @@ def outputs_of(name: str, p: Tensor, axes: Axes = None) -> int:
             "in its group for a convolution, outputs=(0, 1) for a stack of matrices (expert, "
             "output, input), or outputs=(0, 2) for (expert, input, output)."
         )
+    if axes == ():
+        raise ValueError(
+            f"{name} has the shape {shape}, and no axis that counts its outputs, as a transposed "
+            "convolution in groups has none. Give it a norm= or rms= in a group of its own, or "
+            "leave it out with controlled=False."
+        )
     axes = axes or (0,)
     if any(not -p.dim() <= axis < p.dim() for axis in axes):
         raise ValueError(
@@ -80,7 +86,7 @@ def is_known(p: Tensor, axes: Axes) -> bool:
     """Return whether the number of outputs of a tensor is known."""
     if axes is None:
         return p.dim() >= 2 and p.dim() != 3
-    return p.dim() > len(axes)
+    return p.dim() > len(axes) > 0
 
 
 def split_by_outputs(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
@@ -107,7 +113,7 @@ def split_by_outputs(groups: list[dict[str, Any]], model: nn.Module) -> list[dic
         for i, item in enumerate(group["params"]):
             p = item[1] if isinstance(item, tuple) else item
             kinds.setdefault(axes.get(id(p)), []).append(i)
-        if "outputs" in group or not any(kinds):
+        if "outputs" in group or set(kinds) <= {None}:
             split.append(group)
             continue
         lists = [key for key in ("params", "param_names") if key in group]
@@ -123,6 +129,7 @@ def _axes_of(module: nn.Module, weight: Tensor) -> Axes:
     keys = ((kind.__name__, weight.dim()) for kind in type(module).__mro__)
     axes = next((BY_MODULE[key] for key in keys if key in BY_MODULE), None)
     transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    if isinstance(module, transposed) and module.groups == module.in_channels:
-        return (0, 1)  # the shape is (inputs, outputs / groups, ...)
+    if isinstance(module, transposed) and module.groups > 1:
+        # The shape is (inputs, outputs / groups, ...).
+        return (0, 1) if module.groups == module.in_channels else ()
     return axes
