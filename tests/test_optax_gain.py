@@ -9,7 +9,7 @@ import torch
 from small import SmallModel, matrices
 from small_jax import weights_of
 
-from normcontrol import NormControl, set_norm_
+from normcontrol import AdamWN, NormControl, set_norm_
 from normcontrol.optax import adamwn, control_norm, norms
 
 
@@ -38,6 +38,27 @@ def test_the_same_model_has_the_same_norm_in_torch_and_in_jax():
     assert reached(in_jax_layout, gain=0.8) == pytest.approx(expected, rel=1e-6)
     told = reached(in_torch_layout, gain=0.8, outputs=lambda name, array: 0)
     assert told == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_convolution_trains_to_the_same_weights_in_torch_and_in_jax():
+    torch.manual_seed(0)
+    conv, linear = torch.nn.Conv2d(3, 6, 3).weight, torch.nn.Linear(6, 4).weight
+    opt = AdamWN([conv, linear], lr=1e-2, gain=0.8, rate=0.3)
+
+    def to_jax(kernel, matrix):  # (height, width, input, output) and (input, output)
+        return {"conv": jnp.asarray(kernel.permute(2, 3, 1, 0)), "linear": jnp.asarray(matrix.T)}
+
+    tx = adamwn(1e-2, gain=0.8, rate=0.3)
+    params = to_jax(conv.detach(), linear.detach())
+    state = tx.init(params)
+    for _ in range(4):
+        conv.grad, linear.grad = torch.randn_like(conv), torch.randn_like(linear)
+        updates, state = tx.update(to_jax(conv.grad, linear.grad), state, params)
+        params = optax.apply_updates(params, updates)
+        opt.step()
+    assert float(norms(state)[0].target) == pytest.approx(0.8 * math.sqrt(6 + 4))
+    expected = to_jax(conv.detach(), linear.detach())
+    assert all(jnp.allclose(params[name], expected[name], atol=1e-6) for name in params)
 
 
 @pytest.mark.parametrize(
