@@ -9,7 +9,7 @@ import torch
 from small import SmallModel, matrices
 from small_jax import weights_of
 
-from normcontrol import NormControl, set_norm_
+from normcontrol import AdamWN, NormControl, set_norm_
 from normcontrol.optax import adamwn, control_norm, norms
 
 
@@ -40,6 +40,27 @@ def test_the_same_model_has_the_same_norm_in_torch_and_in_jax():
     assert told == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_convolution_trains_to_the_same_weights_in_torch_and_in_jax():
+    torch.manual_seed(0)
+    conv, linear = torch.nn.Conv2d(3, 6, 3).weight, torch.nn.Linear(6, 4).weight
+    opt = AdamWN([conv, linear], lr=1e-2, gain=0.8, rate=0.3)
+
+    def to_jax(kernel, matrix):  # (height, width, input, output) and (input, output)
+        return {"conv": jnp.asarray(kernel.permute(2, 3, 1, 0)), "linear": jnp.asarray(matrix.T)}
+
+    tx = adamwn(1e-2, gain=0.8, rate=0.3)
+    params = to_jax(conv.detach(), linear.detach())
+    state = tx.init(params)
+    for _ in range(4):
+        conv.grad, linear.grad = torch.randn_like(conv), torch.randn_like(linear)
+        updates, state = tx.update(to_jax(conv.grad, linear.grad), state, params)
+        params = optax.apply_updates(params, updates)
+        opt.step()
+    assert float(norms(state)[0].target) == pytest.approx(0.8 * math.sqrt(6 + 4))
+    expected = to_jax(conv.detach(), linear.detach())
+    assert all(jnp.allclose(params[name], expected[name], atol=1e-6) for name in params)
+
+
 @pytest.mark.parametrize(
     ("scope", "expected"), [("tensor", math.sqrt(6)), ("row", math.sqrt(6 / 4)), ("col", 1.0)]
 )
@@ -60,6 +81,11 @@ def test_every_part_has_its_share_of_the_outputs(scope, expected):
         ),
         ({"k": jnp.ones((2, 3, 4))}, {}, "the outputs cannot be known: give outputs="),
         ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: 5}, r"outputs gave the axes \(5,\)"),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: (0, -2)}, "one of them is named twice"),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: (0, 1)}, "it would have no inputs"),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: ()}, r"outputs gave \(\) for params"),
+        ({"k": jnp.ones((2, 3))}, {"outputs": lambda n, a: "k"}, "outputs gave 'k' for params"),
+        ({"k": jnp.ones((2, 3))}, {"gain": float("nan")}, "gain takes the value nan"),
         ({"k": jnp.ones((2, 3))}, {"ratio": 1.0}, "ratio and gain were both given"),
         ({"k": jnp.ones((2, 3))}, {"gain": -1.0}, "gain takes the value -1"),
     ],
@@ -67,6 +93,11 @@ def test_every_part_has_its_share_of_the_outputs(scope, expected):
 def test_what_cannot_be_is_refused(params, settings, message):
     with pytest.raises(ValueError, match=message):
         control_norm(**{"gain": 1.0, **settings}).init(params)
+
+
+def test_outputs_are_told_by_a_function():
+    with pytest.raises(TypeError, match="outputs=0 is no function: give one of name and array"):
+        control_norm(gain=1.0, outputs=0)
 
 
 @pytest.mark.parametrize("start", [0.3, 2.0], ids=["small", "large"])

@@ -74,6 +74,16 @@ def frozen() -> nn.Module:
     return model
 
 
+def all_frozen() -> nn.Module:
+    return SmallModel().requires_grad_(False)
+
+
+def not_finite(value: float) -> nn.Module:
+    model = SmallModel()
+    model.up.weight.data[1, 2] = value
+    return model
+
+
 def zero() -> nn.Module:
     model = SmallModel()
     nn.init.zeros_(model.up.weight)
@@ -86,17 +96,32 @@ def zero() -> nn.Module:
         (SmallModel, {}, "set_norm_ needs a target"),
         (SmallModel, {"gain": 1.0, "norm": 2.0}, "norm and gain were both given"),
         (frozen, {"gain": 1.0}, "up.weight is frozen"),
+        (all_frozen, {"gain": 1.0}, "embed.weight is frozen"),
+        (lambda: [torch.ones(3, 3)], {"gain": 1.0}, "group0.tensor0 is frozen"),
+        (lambda: not_finite(math.nan), {"gain": 1.0}, "up.weight has weights that are NaN or inf"),
+        (lambda: not_finite(math.inf), {"rms": 1.0}, "up.weight has weights that are NaN or inf"),
+        (
+            lambda: not_finite(math.inf),
+            {"rms": 1.0, "scope": "row"},
+            "up.weight has weights that are NaN or inf",
+        ),
         (zero, {"gain": 1.0}, "up.weight is zero, in whole or in a part"),
         (zero, {"norm": 1.0, "scope": "tensor"}, "up.weight is zero, in whole or in a part"),
         (lambda: nn.LayerNorm(4), {"norm": 1.0}, "nothing to set.*two or more dimensions"),
+        (
+            lambda: SmallModel().named_parameters(),
+            {"norm": 1.0, "controlled": lambda name, p: False},
+            "nothing to set.*selected by controlled=",
+        ),
         (lambda: [torch.ones(3, 3)], {"gain": -1.0}, "gain=-1.0 takes the value -1"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Nothing is controlled")
+@pytest.mark.filterwarnings("error")
 def test_what_cannot_be_is_refused_and_nothing_changes(given, settings, message):
     model = given()
-    before = copy.deepcopy(model)
+    before = copy.deepcopy(model) if isinstance(model, nn.Module) else None
     with pytest.raises(ValueError, match=message):
         set_norm_(model, **settings)
-    if isinstance(model, nn.Module):
-        assert all(map(torch.equal, model.parameters(), before.parameters()))
+    if before is not None:
+        pairs = zip(model.parameters(), before.parameters(), strict=True)
+        assert all(torch.allclose(p, q, rtol=0, atol=0, equal_nan=True) for p, q in pairs)

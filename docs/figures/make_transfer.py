@@ -90,6 +90,25 @@ def worst(found: Evidence) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def means(found: Evidence) -> str:
+    """The mean regrets over all conditions of AdamWN at gain 0.8 and of each rival, of the seeds by
+    which nothing was tuned."""
+    regrets, arms = regret.Regrets.of(found), (regret.FIXED, *regret.RIVALS)
+    seeds, _ = regret.tested(found, regrets.seeds(arms, ordered()))
+    *most, last = [
+        f"{statistics.fmean(regrets.over(arm, ordered(), seeds, statistics.fmean)):.4f}"
+        for arm in arms
+    ]
+    return f"{', '.join(most)} and {last}"
+
+
+def final_gain(found: Evidence, arm: str) -> str:
+    """The gain at which the runs with the carried-over setting of an arm ended, mean over seeds."""
+    cells = (c for c in found.cells if c.arm == arm and c.part != regret.TUNING)
+    records = map(found.done.of, cells)
+    return f"{statistics.fmean(record.final['gain'] for record in records if record):.2f}"
+
+
 def ordered() -> list[regret.Condition]:
     """The base, then the conditions axis by axis with rising factors."""
     axes = list(transfer.CONDITIONS)

@@ -5,6 +5,7 @@ It is one call of the controller's four lines, with a law that goes to the targe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normcontrol.control import NormControl, control_
-from normcontrol.groups.members import Controlled, members_of
+from normcontrol.distributed.layouts import ShardError, check_marks
+from normcontrol.groups.members import Controlled, members_of, name_of
 from normcontrol.groups.outputs import split_by_outputs
-from normcontrol.groups.readings import NOTHING_CONTROLLED
 from normcontrol.groups.state import state_of
 from normcontrol.law import projection
 from normcontrol.schedule import Value
@@ -36,7 +37,8 @@ def set_norm_(
 ) -> None:
     """Multiply weights so that their norm is the target, in place.
 
-    Call it before training, with any optimizer. Weights whose norm is on target to the precision of
+    Call it before training, with any optimizer. DTensors may be sharded; a model that is sharded
+    otherwise is refused where that can be seen. Weights whose norm is on target to the precision of
     their dtype are not changed, so that a second call changes nothing.
 
     Args:
@@ -58,17 +60,22 @@ def set_norm_(
         raise ValueError("set_norm_ needs a target: give one of gain=, norm=, rms= and ratio=.")
     if isinstance(params, nn.Module):
         params = split_by_outputs([{"params": list(params.named_parameters())}], params)
-    still = NormControl(
-        Still(params),
-        gain=gain,
-        norm=norm,
-        rms=rms,
-        ratio=ratio,
-        scope=scope,
-        controlled=controlled,
-        outputs=outputs,
-    )
-    refuse(still)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Nothing is controlled")  # refuse() says it
+            still = NormControl(
+                Still(params),
+                gain=gain,
+                norm=norm,
+                rms=rms,
+                ratio=ratio,
+                scope=scope,
+                controlled=controlled,
+                outputs=outputs,
+            )
+        refuse(still)
+    except ShardError as error:
+        raise ValueError(f"{error.fact} {WHOLE}") from None
     for s in still.sets:
         # The factor and every product are rounded once.
         s.law = OnTarget(2 * max(torch.finfo(p.dtype).eps for p in s.params))
@@ -76,6 +83,9 @@ def set_norm_(
             still.stepper.sum_over_ranks([s])
         s.choose_goal(still.clock)
         control_(s, still.stepper)
+
+
+WHOLE = "Call set_norm_ before the model is sharded, or use FSDP2, whose DTensors are understood."
 
 
 class Still(Optimizer):
@@ -101,8 +111,6 @@ class OnTarget:
 
 def refuse(still: NormControl) -> None:
     """Refuse tensors whose norm cannot be set."""
-    if not still.sets:
-        raise ValueError(f"set_norm_ has nothing to set. {NOTHING_CONTROLLED.partition(':')[2]}")
     for group, (names, tensors) in zip(
         still.param_groups, members_of(still.param_groups), strict=True
     ):
@@ -114,8 +122,24 @@ def refuse(still: NormControl) -> None:
                     f"{name} is frozen (requires_grad=False), so its norm would not be set. "
                     "Unfreeze it first, or leave it out with controlled=."
                 )
+            if not bool(torch.isfinite(parts).all()):
+                raise ValueError(
+                    f"{name} has weights that are NaN or infinite: no factor brings it to a "
+                    "target. Initialise it again, or leave it out with controlled=."
+                )
             if not bool((parts > 0).all()):
                 raise ValueError(
                     f"{name} is zero, in whole or in a part that has a norm of its own: no factor "
                     "brings it to a target. Initialise it first, or leave it out with controlled=."
                 )
+    if not still.sets:
+        given = [
+            (name_of(group, i, j), p)
+            for i, group in enumerate(still.param_groups)
+            for j, p in enumerate(group["params"])
+        ]
+        check_marks([name for name, _ in given], [p for _, p in given])
+        raise ValueError(
+            "set_norm_ has nothing to set: no tensor that was given has two or more dimensions or "
+            "is selected by controlled=. Give such tensors, or controlled=True for all of them."
+        )

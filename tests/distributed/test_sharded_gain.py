@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from processes import run
 from spread import shard, whole
 from torch import nn
@@ -14,6 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from normcontrol import AdamWN, NormControl, set_norm_
+from normcontrol.set_norm import WHOLE
+
+FLAT = "_fsdp_flattened"
 
 
 def spread_over_two() -> None:
@@ -60,6 +64,38 @@ def spread_over_two() -> None:
     with pytest.raises(ValueError, match="is zero, in whole or in a part"):
         set_norm_([p], gain=1.0, scope="row")
     assert torch.equal(whole(p), zero_row)
+
+    # Shards that are plain tensors are refused, with advice that can be followed.
+    for mark, shape in (("tensor_model_parallel", (4, 3)), ("ds_id", (4, 3)), (FLAT, (12,))):
+        p = nn.Parameter(torch.ones(shape))
+        setattr(p, mark, True)
+        with pytest.raises(ValueError, match="tensor0 is this rank's shard of") as caught:
+            set_norm_([p], norm=1.0)
+        assert str(caught.value).endswith(WHOLE)
+        assert torch.equal(p, torch.ones(shape))
+    p = nn.Parameter(torch.ones(0))
+    p.ds_shape = (4, 3)
+    with pytest.raises(ValueError, match="a parameter of DeepSpeed's ZeRO-3") as caught:
+        set_norm_([p], norm=1.0)
+    assert str(caught.value).endswith(WHOLE)
+
+    # Stages of a pipeline: the norm is that of both, and so are the outputs of the target and of
+    # the report.
+    stage = nn.Parameter(torch.ones(4 if dist.get_rank() == 0 else 12, 9))
+    opt = NormControl(
+        torch.optim.SGD([stage], lr=1.0), gain=0.5, rate=0.5, norm_group=dist.group.WORLD
+    )
+    for gain in (3.0, 1.75):  # half of the way from 3 to 0.5
+        *_, line = opt.report().splitlines()
+        assert line.split()[3:] == [
+            f"{12:.4g}",
+            f"{4 * gain:.4g}",
+            f"{gain:.4f}",
+            f"{gain / 3:.4f}",
+            "2",
+        ]
+        stage.grad = torch.zeros_like(stage)
+        opt.step()
 
 
 def test_a_gain_counts_the_outputs_of_whole_tensors():

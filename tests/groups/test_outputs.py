@@ -7,7 +7,7 @@ import torch
 from small import SmallModel, matrices, total_norm
 from torch import nn
 
-from normcontrol import AdamWN, NormControl, param_groups
+from normcontrol import AdamWN, NormControl, param_groups, set_norm_
 from normcontrol.groups.outputs import split_by_outputs
 
 
@@ -87,6 +87,67 @@ def test_layouts_that_store_the_transpose_are_recognised_by_their_module():
     )
 
 
+class Upsampling(nn.ConvTranspose2d):
+    """A subclass is recognised as its base is; FSDP2 makes such classes for what it shards."""
+
+
+class Conv1DOfSignals(nn.Conv1d):
+    """A convolution, whatever its name."""
+
+
+Conv1DOfSignals.__name__ = "Conv1D"
+
+
+@pytest.mark.parametrize(
+    ("module", "outputs"),
+    [
+        (lambda: Upsampling(8, 16, 3), 16),
+        (lambda: nn.ConvTranspose2d(8, 16, 3, groups=8), 16),
+        (lambda: Conv1DOfSignals(8, 16, 3), 16),
+        (lambda: nn.Bilinear(3, 4, 5), 5),
+        (lambda: nn.Conv2d(8, 16, 3, groups=4), 16),
+        (lambda: nn.MultiheadAttention(8, 2).in_proj_weight, 24),
+    ],
+    ids=["subclass", "one group an input", "Conv1D", "bilinear", "groups", "fused QKV"],
+)
+def test_modules_have_the_outputs_of_their_base(module, outputs):
+    found = module()
+    p = found if isinstance(found, nn.Parameter) else found.weight
+    set_norm_([p] if found is p else found, gain=1.0)
+    assert p.norm().item() == pytest.approx(math.sqrt(outputs))
+
+
+def test_a_transposed_convolution_in_groups_has_no_axis_of_outputs():
+    model = nn.Sequential(nn.ConvTranspose2d(8, 16, 3, groups=2), nn.Linear(4, 4))
+    before = total_norm(p for p in model.parameters() if p.dim() > 1)
+    with pytest.raises(ValueError, match=r"0.weight has the shape .* no axis that counts its outp"):
+        set_norm_(model, gain=1.0)
+    on_target(param_groups(model, {}))  # told nothing, the norm is held
+    assert total_norm(p for p in model.parameters() if p.dim() > 1) == pytest.approx(before)
+
+
+def test_a_module_with_the_name_of_another_needs_no_weight():
+    class Conv1d(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(4, 6, 3)
+
+    model = nn.Sequential(Conv1d(), nn.ConvTranspose1d(4, 2, 3))
+    groups = param_groups(model, {})
+    assert {g["params"][0][0]: g.get("outputs") for g in groups if "outputs" in g} == {
+        "0.conv.weight": (0,),
+        "1.weight": (1,),
+    }
+
+
+def test_what_is_told_holds_for_the_tensors_that_are_not_recognised():
+    model = nn.Sequential(nn.Conv1d(4, 6, 3), nn.Linear(8, 5))
+    with torch.no_grad():
+        model[1].weight = nn.Parameter(model[1].weight.T.contiguous())
+    set_norm_(model, gain=1.0, outputs=1)
+    assert total_norm([model[0].weight, model[1].weight]) == pytest.approx(math.sqrt(6 + 5))
+
+
 def test_groups_are_split_only_where_outputs_must_be_told():
     model = SmallModel()
     groups = [{"params": list(model.named_parameters())}]
@@ -105,6 +166,23 @@ def test_the_report_shows_the_gain_of_every_tensor():
     assert float(row[5]) == pytest.approx(joint / math.sqrt(36), abs=1e-4)
 
 
+def test_the_report_shows_no_gain_where_the_size_is_no_norm():
+    opt = NormControl(
+        torch.optim.SGD([weight(6, 4)], lr=0.0), size="spectral", scope="tensor", ratio=1.0
+    )
+    *_, row = opt.report().splitlines()
+    assert row.split()[4] == "-"
+
+
+def test_told_nothing_a_stack_of_vectors_is_no_stack_of_matrices():
+    stacks = nn.Parameter(0.01 * torch.ones(4, 6, 8)), nn.Parameter(0.01 * torch.ones(4, 6))
+    groups = [{"params": [p], "scope": "group", "outputs": (0, 1)} for p in stacks]
+    opt = on_target(groups)
+    raised, held = (reading.ratio.item() for reading in opt.norms().values())
+    assert raised == pytest.approx(0.8 * math.sqrt(24) / (0.01 * math.sqrt(192)))
+    assert held == pytest.approx(1.0)
+
+
 def test_a_gain_survives_a_checkpoint():
     p = weight(6, 4)
     opt = on_target([p], gain=1.0, outputs=1)
@@ -121,6 +199,9 @@ def test_a_gain_survives_a_checkpoint():
         ((4, 6, 8), {}, r"the outputs cannot be known: give outputs=0 .* convolution"),
         ((4, 6), {"outputs": 2}, r"outputs=\(2,\) names an axis that group0.tensor0 does not have"),
         ((4, 6), {"outputs": "rows"}, "outputs='rows' is not known"),
+        ((4, 6), {"outputs": (True,)}, r"outputs=\(True,\) is not known"),
+        ((4, 6), {"outputs": (0, -2)}, r"outputs=\(0, -2\) names an axis of .* twice"),
+        ((4, 6), {"outputs": (0, 1)}, r"outputs=\(0, 1\) names every axis of group0.tensor0"),
         ((4, 6), {"ratio": 1.0}, "ratio and gain were both given"),
         ((4, 6), {"gain": -1.0}, "gain=-1.0 takes the value -1: a norm cannot be negative"),
         ((4, 6), {"gain": math.nan}, "gain=nan takes the value nan"),

@@ -17,7 +17,7 @@ from tracked import charts, history, scalars, wandb_mode
 pytest.importorskip("transformers")
 
 from small_llama import arguments, assert_same, make_model, matrices, trainer
-from transformers import LlamaForCausalLM, Trainer
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, Trainer
 
 from normcontrol import linear
 from normcontrol.integrations import require
@@ -102,6 +102,23 @@ def test_any_target_replaces_the_default(tmp_path):
     opt = trainer(tmp_path, settings={"rms": 0.05}).create_optimizer()
     assert opt.param_groups[0]["control"]["rms"] == 0.05
     assert opt.param_groups[0].get("ratio") is None
+
+
+@pytest.mark.filterwarnings("ignore:TrainingArguments has weight_decay=0")
+def test_a_gain_needs_the_model_because_conv1d_stores_the_transpose(tmp_path):
+    args = arguments(tmp_path)
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 12, "n_positions": 6}
+    model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes))
+    groups = [{"params": list(model.parameters())}]
+    kind, settings = adamwn(args, model, gain=1.0)
+    target = kind(groups, **settings).norms()["global"].target.item()
+    assert target**2 == pytest.approx(12 + 6 + 3 * 8 + 8 + 4 * 8 + 8)  # the tied head counts once
+    for counted in ({"gain": 1.0}, {"hold": 1.0}):
+        with pytest.raises(ValueError, match=r"the layer Conv1D.* Give the model"):
+            adamwn(args, **counted)
+    kind, settings = adamwn(args, gain=1.0, outputs=0)  # told, and wrong for this model
+    target = kind(groups, **settings).norms()["global"].target.item()
+    assert target**2 == pytest.approx(12 + 6 + 8 + 8 + 8 + 4 * 8)
 
 
 def test_gradient_accumulation_controls_once_for_each_optimizer_step(tmp_path):

@@ -24,7 +24,8 @@ from definitions import (
 )
 from torch import nn
 
-from normcontrol import methods
+from normcontrol import methods, paper_ratio
+from normcontrol.target import TARGETS
 
 
 def test_adamwn_uses_the_joint_norm():
@@ -37,6 +38,18 @@ def test_adamwn_uses_the_joint_norm():
         norm = math.sqrt(sum(float(w.square().sum()) for w in ws))
         ws = [w - 0.05 * (1 - 1.5 * start / norm) * w for w in ws]
     assert_close(found, ws)
+
+
+def test_adamwn_is_the_papers_unless_another_target_is_given():
+    def target(**settings):
+        control = methods.METHODS["AdamWN"](weights(), **settings)[0].param_groups[0]["control"]
+        return {name: control[name] for name in TARGETS if name in control}
+
+    assert target() == {"ratio": paper_ratio()}
+    assert target(ratio=1.5) == {"ratio": 1.5}
+    assert target(gain=0.8) == {"gain": 0.8}
+    held = methods.adamwn(weights(), hold=1.0).param_groups[0]["control"]
+    assert (held["hold"], held["rate"], held.get("ratio")) == (1.0, 0.01, None)
 
 
 def test_max_norm():

@@ -242,6 +242,20 @@ def test_the_page_of_transfer_has_the_tables_of_its_results(scale, monkeypatch):
     assert make_transfer.table(found) in page
     assert make_transfer.differences(make_transfer.losses(found)) in page
     assert make_transfer.worst(found) in page
+    if scale == "small":
+        words = " ".join(page.split())
+        assert f"regrets of {make_transfer.means(found)} in seed 1" in words
+        at = {
+            condition: make_transfer.final_gain(found, f"AdamW at {condition}")
+            for condition in ("lr x4", "batch x1/4", "steps x3")
+        }
+        adamw, ours = (
+            make_transfer.final_gain(found, arm) for arm in ("AdamW", "AdamWN, gain 0.8")
+        )
+        assert f"a gain of {at['lr x4']} at four times the rate and of {adamw} at the base" in words
+        assert f"while AdamWN ended at {ours} (means over the seeds)" in words
+        assert f"AdamW ended at a gain of {at['batch x1/4']}, and AdamWN's loss" in words
+        assert f"than at the base, at {at['steps x3']}, and AdamWN's loss was lower" in words
 
 
 @pytest.mark.parametrize("scale", ["small", "tiny"])

@@ -30,6 +30,40 @@ def test_a_trace_records_the_norms_of_the_regularised_weights(every):
     assert norms.ratios == pytest.approx([n / seen[0] for n in seen[::every]], rel=1e-6)
 
 
+def test_a_trace_gives_gains_as_the_report_does():
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=1e-2, gain=0.8, rate=1.0)
+    norms = NormTrace(opt)
+    train(model, opt, range(2))
+    start = total_norm(matrices(SmallModel())) / sum(len(w) for w in matrices(model)) ** 0.5
+    assert norms.gains == pytest.approx([start, 0.8, 0.8])
+
+
+def test_a_recorded_gain_is_the_target_of_another_width(tmp_path):
+    torch.manual_seed(0)
+    stack, transposed = torch.nn.Parameter(torch.randn(2, 3, 4)), torch.nn.Linear(6, 5).weight
+    groups = [{"params": [stack], "outputs": (0, 1)}, {"params": [transposed], "outputs": 1}]
+    adamw = torch.optim.AdamW(groups)
+    norms = NormTrace(adamw)
+    adamw.step()
+    assert norms.gains[-1] == pytest.approx(total_norm([stack, transposed]) / (6 + 6) ** 0.5)
+    norms.save(tmp_path / "norms.json")
+    assert NormTrace.load(tmp_path / "norms.json").gains == norms.gains
+    wide = torch.nn.Linear(64, 48, bias=False)
+    opt = AdamWN(wide.parameters(), gain=norms.gains[-1])
+    assert opt.norms()["global"].target.item() == pytest.approx(norms.gains[-1] * 48**0.5)
+
+
+def test_gains_that_cannot_be_known_are_refused(tmp_path):
+    norms = NormTrace(torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 3, 4))]))
+    with pytest.raises(ValueError, match=r"gains of this trace are not known: .* Give outputs="):
+        _ = norms.gains
+    norms, _ = recorded(steps=1)
+    norms.save(tmp_path / "norms.csv")
+    with pytest.raises(ValueError, match="the file does not contain them"):
+        _ = NormTrace.load(tmp_path / "norms.csv").gains
+
+
 def test_a_trace_printed_says_how_far_it_is():
     norms, _ = recorded(steps=3)
     assert repr(norms) == f"NormTrace(4 records, step 3, ratio {norms.ratios[-1]:.4g})"

@@ -31,6 +31,19 @@ MARKS = {
 ADVICE = "Give the process group that shares the norm, norm_group=dist.group.WORLD for one"
 
 
+class ShardError(ValueError):
+    """A shard was given whose norm would be taken for that of the whole tensor.
+
+    Args:
+        fact: what was given, as a sentence.
+        advice: what to do instead, where norms are controlled.
+    """
+
+    def __init__(self, fact: str, advice: str) -> None:
+        super().__init__(f"{fact} {advice}")
+        self.fact = fact
+
+
 def has_several_ranks() -> bool:
     """Return whether torch.distributed runs with more than one process."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -51,20 +64,20 @@ def check_recognised(
         if not scope.joint:
             _check_whole(names, params, scope)
         return
-    if has_several_ranks():
-        _check_marks(names, params)
+    check_marks(names, params)
     if captured is not None and not any(map(is_dtensor, params)):
         _check_replaced(len(captured), params, scope)
 
 
-def _check_marks(names: Sequence[str], params: Sequence[Tensor]) -> None:
+def check_marks(names: Sequence[str], params: Sequence[Tensor]) -> None:
+    """Refuse tensors that are marked as shards, if there are several ranks."""
+    if not has_several_ranks():
+        return
     for mark, kind in MARKS.items():
         for name, p in zip(names, params, strict=True):
             if getattr(p, mark, False) is not False:  # the first ds_id is 0
-                raise ValueError(
-                    f"{name} is this rank's shard of {kind}, and its norm is not that of the "
-                    f"whole. {ADVICE}."
-                )
+                fact = f"{name} is this rank's shard of {kind}, and its norm is not that of the"
+                raise ShardError(f"{fact} whole.", f"{ADVICE}.")
 
 
 def _check_replaced(before: int, params: Sequence[Tensor], scope: Scope) -> None:
@@ -113,12 +126,13 @@ def check_partitioned(
         return
     name = names[index] if names else f"tensor {index}"
     if sharing.norm_group is None or rule is not True or not scope.joint:
-        raise ValueError(
+        raise ShardError(
             f"{name} is a parameter of DeepSpeed's ZeRO-3: it is empty, and the optimizer gets the "
             "shards of a group as one vector. Which of them are matrices, and where a tensor or "
-            "row begins, cannot be seen then. Give norm_group, the data-parallel process group; "
-            "put the weights to control into one group with controlled=True and scope='global' or "
-            "'group', and set controlled=False in the others."
+            "row begins, cannot be seen then.",
+            "Give norm_group, the data-parallel process group; put the weights to control into one "
+            "group with controlled=True and scope='global' or 'group', and set controlled=False in "
+            "the others.",
         )
 
 

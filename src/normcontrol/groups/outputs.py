@@ -14,24 +14,25 @@ from typing import Any
 from torch import Tensor, nn
 
 Axes = tuple[int, ...] | None
-"""The axes that count outputs; None for the rule."""
+"""The axes that count outputs; None for the rule, and no axes where none counts them."""
 
-BY_MODULE: dict[str, Axes] = {
-    "Conv1d": (0,),
-    "Conv1D": (1,),  # Hugging Face's linear layer, which is stored transposed
-    "ConvTranspose1d": (1,),
-    "ConvTranspose2d": (1,),
-    "ConvTranspose3d": (1,),
+BY_MODULE: dict[tuple[str, int], Axes] = {
+    ("Bilinear", 3): (0,),
+    ("Conv1d", 3): (0,),
+    ("Conv1D", 2): (1,),  # Hugging Face's linear layer, which is stored transposed
+    ("ConvTranspose1d", 3): (1,),
+    ("ConvTranspose2d", 4): (1,),
+    ("ConvTranspose3d", 5): (1,),
 }
-"""The outputs of a module's weight, where the rule does not know them or is wrong."""
+"""The outputs of a module's weight, where the rule does not know them or is wrong, by the module's
+class and the dimensions of the weight. A class stands for its subclasses too: FSDP2 makes one for
+the modules that it shards."""
 
 
 def as_axes(given: Any) -> Axes:
     """Check the setting ``outputs=``: None, an axis, or a tuple of axes."""
-    axes = (given,) if isinstance(given, int) and not isinstance(given, bool) else given
-    if axes is None or (
-        isinstance(axes, (tuple, list)) and axes and all(isinstance(a, int) for a in axes)
-    ):
+    axes = given if given is None or isinstance(given, (tuple, list)) else (given,)
+    if axes is None or all(type(a) is int for a in axes):
         return None if axes is None else tuple(axes)
     raise ValueError(
         f"outputs={given!r} is not known: give the axis that counts the outputs (0 for a linear "
@@ -59,23 +60,40 @@ def outputs_of(name: str, p: Tensor, axes: Axes = None) -> int:
             "in its group for a convolution, outputs=(0, 1) for a stack of matrices (expert, "
             "output, input), or outputs=(0, 2) for (expert, input, output)."
         )
+    if axes == ():
+        raise ValueError(
+            f"{name} has the shape {shape}, and no axis that counts its outputs, as a transposed "
+            "convolution in groups has none. Give it a norm= or rms= in a group of its own, or "
+            "leave it out with controlled=False."
+        )
     axes = axes or (0,)
     if any(not -p.dim() <= axis < p.dim() for axis in axes):
         raise ValueError(
             f"outputs={axes} names an axis that {name} does not have: its shape is {shape}."
+        )
+    places = {axis % p.dim() for axis in axes}
+    if len(places) < len(axes):
+        raise ValueError(f"outputs={axes} names an axis of {name} twice: its shape is {shape}.")
+    if len(places) == p.dim():
+        raise ValueError(
+            f"outputs={axes} names every axis of {name}, whose shape is {shape}: it would have no "
+            "inputs. Put it into a group of its own, where outputs= names the axes of its outputs."
         )
     return math.prod(shape[axis] for axis in axes)
 
 
 def is_known(p: Tensor, axes: Axes) -> bool:
     """Return whether the number of outputs of a tensor is known."""
-    return p.dim() >= 2 and (axes is not None or p.dim() != 3)
+    if axes is None:
+        return p.dim() >= 2 and p.dim() != 3
+    return p.dim() > len(axes) > 0
 
 
 def split_by_outputs(groups: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
     """Return the groups, with those tensors in groups of their own that need ``outputs=``.
 
     They are recognised by their modules. A group that gives ``outputs`` itself is left as it is.
+    The tensors that are not recognised get no ``outputs``, so that the optimizer's own is theirs.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ConvTranspose2d(4, 8, 3))
     >>> for group in split_by_outputs([{"params": list(model.named_parameters())}], model):
@@ -84,21 +102,34 @@ def split_by_outputs(groups: list[dict[str, Any]], model: nn.Module) -> list[dic
     ['1.weight'] (1,)
     """
     axes = {
-        id(module.weight): BY_MODULE[type(module).__name__]
+        id(p): found
         for module in model.modules()
-        if type(module).__name__ in BY_MODULE
+        for name, p in module.named_parameters(recurse=False)
+        if name == "weight" and (found := _axes_of(module, p)) is not None
     }
-    found: list[dict[str, Any]] = []
+    split: list[dict[str, Any]] = []
     for group in groups:
         kinds: dict[Axes, list[int]] = {}
         for i, item in enumerate(group["params"]):
             p = item[1] if isinstance(item, tuple) else item
             kinds.setdefault(axes.get(id(p)), []).append(i)
-        if "outputs" in group or not any(kinds):
-            found.append(group)
+        if "outputs" in group or set(kinds) <= {None}:
+            split.append(group)
             continue
         lists = [key for key in ("params", "param_names") if key in group]
         for kind, indices in kinds.items():
             own: dict[str, Any] = {key: [group[key][i] for i in indices] for key in lists}
-            found.append({**group, **own, "outputs": kind})
-    return found
+            told = {} if kind is None else {"outputs": kind}
+            split.append({**group, **own, **told})
+    return split
+
+
+def _axes_of(module: nn.Module, weight: Tensor) -> Axes:
+    """Return the axes of the outputs of a module's weight, if the rule does not give them."""
+    keys = ((kind.__name__, weight.dim()) for kind in type(module).__mro__)
+    axes = next((BY_MODULE[key] for key in keys if key in BY_MODULE), None)
+    transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    if isinstance(module, transposed) and module.groups > 1:
+        # The shape is (inputs, outputs / groups, ...).
+        return (0, 1) if module.groups == module.in_channels else ()
+    return axes

@@ -55,12 +55,12 @@ class WeightSet:
         columns: Tensor | None = None,
     ) -> None:
         self.groups, self.names, self.params, self.shards = groups, names, params, shards
-        self.outputs = outputs
         self.settings = state_of(groups[0])
         self.scope = parse_scope(self.settings["scope"])
         self.size = size_of(self.settings["size"])
         if self.settings["size"] != "norm":
             outputs = [math.nan] * len(params)  # a gain is a norm
+        self.outputs = outputs
         self.kind = target_kind(self.settings)
         self.counts = self.scope.sizes(params)
         """How many parts each tensor has."""
@@ -70,12 +70,13 @@ class WeightSet:
         whole = torch.cat([norms.to(home.device) for norms in stored]) if stored else home[:0]
         self.initial = whole if shards is None else shards.known(whole)
         """The reference norm of every part."""
-        self._units = Units(
+        self.units = Units(
             self.scope.join(self.initial),
             rms=self._unit_norms([p.numel() for p in params]),
             gain=self._unit_norms(outputs),
         )
-        self.unit = TARGETS[self.kind](self._units)
+        """What the kinds of target are multiples of."""
+        self.unit = TARGETS[self.kind](self.units)
         """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
         self.law, self.start = self._law(), self._start()
         self.power_iteration: PowerIteration | None = None
@@ -247,7 +248,7 @@ class WeightSet:
         valid = torch.isfinite(norm) if skip is None else torch.isfinite(norm) & (skip == 0)
         now = self.start.starts_now(norm, clock.step, valid)
         self.initial.copy_(torch.where(now, parts, self.initial))
-        units = self._units._replace(reference=self.scope.join(self.initial))
+        units = self.units._replace(reference=self.scope.join(self.initial))
         self.unit.copy_(TARGETS[self.kind](units))
         if not self._is_gathered:
             self._store_reference(self.initial)

@@ -41,10 +41,10 @@ def adamwn(
     Args:
         args: the training arguments. Learning rate, betas and epsilon are taken from them.
         model: the model that Trainer trains, for readable names. It is required for PEFT's
-            adapters.
+            adapters, and for a gain.
         settings: the settings of :class:`normcontrol.AdamWN`. The default target is ``ratio=1.0``,
             which keeps the norm of the loaded weights, as is usual in fine-tuning. To train from
-            scratch, ``ratio=linear(1, 2, steps=...)`` is the paper's.
+            scratch, ``gain=0.8`` or the paper's ``ratio=linear(1, 2, steps=...)``.
     """
     if not args.weight_decay:
         warn_once(
@@ -55,6 +55,14 @@ def adamwn(
         )
     if not any(name in settings for name in TARGETS):
         settings["ratio"] = 1.0
+    counting = [name for name in ("gain", "hold") if settings.get(name) is not None]
+    if counting and model is None and settings.get("outputs") is None:
+        raise ValueError(
+            f"{counting[0]}={settings[counting[0]]!r} counts the outputs of every matrix, but the "
+            "layer Conv1D, which GPT-2 has, stores them in the second axis, and the shape does not "
+            "show it. Give the model, so that such layers are recognised: adamwn(args, model, "
+            "...). For a model without them outputs=0 will do."
+        )
     adam = {
         "lr": args.learning_rate,
         "betas": (args.adam_beta1, args.adam_beta2),

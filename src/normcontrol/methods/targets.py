@@ -15,7 +15,8 @@ from torch.optim.optimizer import ParamsT
 from normcontrol.adamwn import AdamWN
 from normcontrol.control import NormControl
 from normcontrol.methods.registry import BETAS, Betas, method
-from normcontrol.schedule import Value, every
+from normcontrol.schedule import Value, every, paper_ratio
+from normcontrol.target import TARGETS
 
 
 @method(
@@ -32,11 +33,18 @@ def adamwn(
     ratio: Value | None = None,
     rate: Value = 1e-2,
     scope: Any = "global",
+    gain: Value | None = None,
     **adam: Any,
 ) -> AdamWN:
     r"""Weight norm control, line 13.c of Algorithm 1: :math:`\theta \leftarrow \theta - k_t (1 -
-    r_t \|\theta_0\| / \|\theta\|) \theta`."""
-    return AdamWN(params, lr, betas, ratio=ratio, rate=rate, scope=scope, **adam)
+    r_t \|\theta_0\| / \|\theta\|) \theta`.
+
+    Without a target, :math:`r_t` is the paper's, 1 to 2 over 2,500 steps. With ``gain`` (or
+    ``norm``, ``rms`` or ``hold``) the target is that instead.
+    """
+    if all(target is None for target in (ratio, gain, *map(adam.get, TARGETS))):
+        ratio = paper_ratio()
+    return AdamWN(params, lr, betas, ratio=ratio, gain=gain, rate=rate, scope=scope, **adam)
 
 
 @method(

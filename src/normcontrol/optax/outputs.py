@@ -16,9 +16,10 @@ Outputs = Callable[[str, Any], "int | Sequence[int] | None"] | None
 
 def is_known(name: str, array: Any, told: Outputs = None) -> bool:
     """Return whether the number of outputs of an array is known."""
-    return array.ndim >= 2 and (
-        array.ndim != 3 or (told is not None and told(name, array) is not None)
-    )
+    axes = _axes(name, array, told)
+    if axes is None:
+        return array.ndim >= 2 and array.ndim != 3
+    return array.ndim > len(axes)
 
 
 def outputs_of(name: str, array: Any, told: Outputs = None) -> int:
@@ -36,7 +37,7 @@ def outputs_of(name: str, array: Any, told: Outputs = None) -> int:
             f"shape {array.shape}: it has no inputs. Leave it out with a mask, or give it a norm= "
             "or rms= with optax.partition."
         )
-    axes = None if told is None else told(name, array)
+    axes = _axes(name, array, told)
     if axes is None and array.ndim == 3:
         raise ValueError(
             f"params{name} has the shape {array.shape}, of which the outputs cannot be known: give "
@@ -44,10 +45,25 @@ def outputs_of(name: str, array: Any, told: Outputs = None) -> int:
             "convolution or (1, 2) for a kernel (input, head, output)."
         )
     if axes is None:
-        axes = 0 if "embedding" in name.rpartition("[")[2] else -1
-    axes = (axes,) if isinstance(axes, int) else tuple(axes)
+        axes = (0 if "embedding" in name.rpartition("[")[2] else -1,)
+    gave = f"outputs gave the axes {axes} for params{name}, whose shape is {array.shape}"
     if any(not -array.ndim <= axis < array.ndim for axis in axes):
-        raise ValueError(
-            f"outputs gave the axes {axes} for params{name}, whose shape is {array.shape}."
-        )
+        raise ValueError(f"{gave}: it does not have them.")
+    places = {axis % array.ndim for axis in axes}
+    if len(places) < len(axes):
+        raise ValueError(f"{gave}: one of them is named twice.")
+    if len(places) == array.ndim:
+        raise ValueError(f"{gave}: it would have no inputs. Leave out the axes of its inputs.")
     return math.prod(array.shape[axis] for axis in axes)
+
+
+def _axes(name: str, array: Any, told: Outputs) -> tuple[int, ...] | None:
+    """Return the axes that the user's function gives, or None for the rule."""
+    given = None if told is None else told(name, array)
+    axes = (given,) if isinstance(given, int) else given
+    if axes is None or (isinstance(axes, Sequence) and axes and all(type(a) is int for a in axes)):
+        return None if axes is None else tuple(axes)
+    raise ValueError(
+        f"outputs gave {given!r} for params{name}: it must return the axis that counts the outputs "
+        "of an array, a tuple of axes, or None where the rule holds."
+    )

@@ -88,6 +88,11 @@ def checked(
             "scope='group': optax has no parameter groups. Give each label of optax.partition a "
             "control_norm of its own."
         )
+    if outputs is not None and not callable(outputs):
+        raise TypeError(
+            f"outputs={outputs!r} is no function: give one of name and array that returns the axes "
+            "of its outputs, such as lambda name, array: 0."
+        )
     law = law if callable(law) else LAWS[law]
     return Settings(kind, level, rate, parse_scope(scope), law, order, outputs)
 

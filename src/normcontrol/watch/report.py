@@ -72,7 +72,7 @@ def _rows(opt: NormControl, s: WeightSet) -> list[str]:
     if s.scope.joint:
         start, current = s.scope.join(s.initial).item(), s.scope.join(s.part_norms()).item()
         target = _number(reading(s, opt.clock).target.item())
-        gain = _ratio(current, sum(s.outputs) ** 0.5) if s.outputs else "-"
+        gain = _ratio(current, s.units.gain.item())  # of the outputs on all ranks
         cells.append(
             (
                 "all of them",

@@ -22,6 +22,8 @@ from normcontrol.distributed.layouts import check_recognised
 from normcontrol.distributed.shards import whole_norms
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.classes import regularised, sort_members
+from normcontrol.groups.members import CONTROL, Members
+from normcontrol.groups.outputs import as_axes, is_known, outputs_of
 from normcontrol.schedule import linear, trace
 from normcontrol.scope import SCOPES
 
@@ -105,6 +107,8 @@ class NormTrace:
             self._sharing,
         )
         self.every = every
+        self.outputs = _outputs(optimizer, members)
+        """The number of outputs of the recorded weights, which gains are relative to."""
         self.steps: list[int] = []
         self._norms: list[Tensor | float] = []
         self._count = 0
@@ -185,6 +189,18 @@ class NormTrace:
         return [n / self.norms[0] for n in self.norms]
 
     @property
+    def gains(self) -> list[float]:
+        """The norms as gains: in units of the root of the number of outputs. A gain can be the
+        target of a model of another width, where a norm or a ratio means something else."""
+        if self.outputs is None:
+            raise ValueError(
+                "The gains of this trace are not known: the outputs of some of its weights cannot "
+                "be seen from their shape, or the file does not contain them. Give outputs= in the "
+                "groups of vectors and stacks, or leave these out of the decay."
+            )
+        return [n / math.sqrt(self.outputs) for n in self.norms]
+
+    @property
     def classes(self) -> dict[str, ClassTrace]:
         """The records of each class of tensors, for :func:`normcontrol.predict.calibrate`. Empty
         under norm control."""
@@ -240,6 +256,7 @@ class NormTrace:
                         "norms": self.norms,
                         "classes": classes,
                         "angles": self.angles,
+                        "outputs": self.outputs,
                     }
                 )
                 + "\n"
@@ -251,7 +268,7 @@ class NormTrace:
         more."""
         path = Path(path)
         self = cls.__new__(cls)
-        self.params, self.every, self._count = [], 1, 0
+        self.params, self.every, self._count, self.outputs = [], 1, 0, None
         self._groups, self._sorted, self._classes, self._angles = [], [], {}, []
         try:
             if path.suffix == ".csv":
@@ -267,6 +284,7 @@ class NormTrace:
                     name: ClassTrace(**c) for name, c in content.get("classes", {}).items()
                 }
                 self._angles = list(content.get("angles", []))
+                self.outputs = content.get("outputs")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is not a norm trace: it should contain steps and norms as NormTrace.save "
@@ -278,3 +296,14 @@ class NormTrace:
                 "needs one norm for each step."
             )
         return self
+
+
+def _outputs(optimizer: Optimizer, members: list[Members]) -> int | None:
+    """Return the number of outputs of all recorded weights, or None if it is not known."""
+    total = 0
+    for group, (names, params) in zip(optimizer.param_groups, members, strict=True):
+        axes = as_axes(group.get(CONTROL, group).get("outputs"))
+        if not all(is_known(p, axes) for p in params):
+            return None
+        total += sum(outputs_of(name, p, axes) for name, p in zip(names, params, strict=True))
+    return total
