@@ -1,5 +1,5 @@
 """Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
-the page search.md, of the studies ``rise`` and ``horizon`` too:
+the page search.md, of the studies ``rise``, ``horizon`` and ``growth`` too:
 ``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "search-tiny"
 RISE = RESULTS.with_name("rise-tiny")
 HORIZON = RESULTS.with_name("horizon-tiny")
+GROWTH = RESULTS.with_name("growth-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -112,5 +113,5 @@ if __name__ == "__main__":
     runs = evidence(RESULTS)
     draw(runs)
     print(table(runs), claims(), sep="\n\n", end="\n\n")
-    for folder, study in ((RISE, rise), (HORIZON, horizon)):
+    for folder, study in ((RISE, rise), (HORIZON, horizon), (GROWTH, horizon)):
         print(table(evidence(folder), study.ARMS), claims(folder), sep="\n\n", end="\n\n")

@@ -228,6 +228,7 @@ def test_the_page_of_search_has_the_tables_of_its_results(monkeypatch):
         (make_search.RESULTS, make_search.search),
         (make_search.RISE, make_search.rise),
         (make_search.HORIZON, make_search.horizon),
+        (make_search.GROWTH, make_search.horizon),
     ):
         assert make_search.table(make_search.evidence(folder), study.ARMS) in page
         assert make_search.claims(folder) in page
@@ -244,7 +245,7 @@ def test_the_page_of_transfer_has_the_tables_of_its_results(scale, monkeypatch):
     assert make_transfer.worst(found) in page
     if scale == "small":
         words = " ".join(page.split())
-        assert f"regrets of {make_transfer.means(found)} in seed 1" in words
+        assert f"regrets of {make_transfer.means(found)} in seeds 1 and 2" in words
         at = {
             condition: make_transfer.final_gain(found, f"AdamW at {condition}")
             for condition in ("lr x4", "batch x1/4", "steps x3")
