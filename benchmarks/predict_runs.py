@@ -15,7 +15,7 @@ from normcontrol import set_norm_
 from normcontrol.groups.classes import TensorClass, classes_of
 from normcontrol.lab.data.batches import padded
 from normcontrol.lab.files import read_json
-from normcontrol.lab.study.records import CELLS, Record, read, summarise
+from normcontrol.lab.study.records import Record, read, read_all, summarise
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.model import GPT
@@ -51,8 +51,8 @@ def records(path: Path) -> list[Record]:
             summarise(str(path), config, read_json(path / ENVIRONMENT), metrics.read(path), 0.0)
         ]
     else:
-        files = sorted((path / CELLS).glob("*.jsonl")) if path.is_dir() else [path]
-        found = [record for record in map(read, files) if record.good]
+        every = read_all(path)[0] if path.is_dir() else [read(path)]
+        found = [record for record in every if record.good]
         if path.is_dir():  # in a study, runs with a scaled start are controls
             found = [record for record in found if record.config["init_scale"] == 1]
     kept = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from normcontrol.lab.study.records import CELLS, Record, read
+from normcontrol.lab.study.records import Record, read_all
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.optimizers import lr_at
 
@@ -17,7 +17,7 @@ KEYS = {"lr": "lr", "ratio": "ratio", "weight_decay": "weight_decay", "init_seed
 
 def records(study: str) -> list[Record]:
     """All finished runs of a study."""
-    found = map(read, sorted((RESULTS / study / CELLS).glob("*.jsonl")))
+    found, _ = read_all(RESULTS / study)
     return [record for record in found if record.good]
 
 

@@ -8,7 +8,8 @@
 # ALSO     another such folder with val.bin.xz, to validate on after the last step
 # FOLDER   the study's folder; records of earlier batches in it are continued (default results/STUDY-SCALE)
 # TOTAL    seconds that the script may take; no cell is started that would not end in time
-# OUT      where the archive of the records and the log are written
+# OUT      where the records, as a folder STUDY-SCALE of two files, and the log are written; `normcontrol study STUDY
+#          --scale SCALE --merge OUT/STUDY-SCALE --pack` takes them over at home
 # LIBS     a folder with Python packages that the machine lacks (tyro), for PYTHONPATH
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +20,12 @@ FOLDER=${FOLDER:-results/$STUDY-$SCALE}
 export PYTHONPATH="src:${LIBS:-}" PYTHONUNBUFFERED=1
 mkdir -p "$OUT" "$FOLDER"
 
-pack() { tar -C "$FOLDER" -czf "$OUT/$STUDY-$SCALE.tar.gz" $(cd "$FOLDER" && ls -d study.json cells 2>/dev/null); }
+home="$OUT/$STUDY-$SCALE"
+pack() {  # a copy, so that a batch that is stopped can be continued
+    mkdir -p "$home"
+    cp -r "$FOLDER"/study.json "$FOLDER"/records.jsonl.xz "$FOLDER"/cells "$home" 2>/dev/null
+    "$PYTHON" -m normcontrol.lab study "$STUDY" --scale "$SCALE" --out "$home" --pack && rm -f "$home/.lock"
+}
 trap pack EXIT
 
 arguments=()

@@ -181,10 +181,15 @@ def read_json(path: Path, *needed: str) -> dict[str, Any]:
     return content
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file."""
+    with _sentences(path):
+        return path.read_bytes()
+
+
 def read_text(path: Path) -> str:
     """The text in a file, in UTF-8."""
-    with _sentences(path):
-        return path.read_bytes().decode()
+    return read_bytes(path).decode()
 
 
 def digest_of(content: Any) -> str:

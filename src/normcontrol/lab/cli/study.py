@@ -1,4 +1,5 @@
-"""``normcontrol study``: run the cells of a study, continue a stopped study, or replay one."""
+"""``normcontrol study``: run the cells of a study, continue a stopped study, replay one, or move
+its records."""
 
 from __future__ import annotations
 
@@ -52,6 +53,10 @@ class Study:
     """Run the finished cells of this folder again, and compare the numbers."""
     list: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the cells that are known so far, and run none."""
+    merge: Folders = ()
+    """Take over the finished runs of these study folders, and run none."""
+    pack: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Put all records into one small file, to be committed, and run none."""
 
 
 def run(args: Sequence[str]) -> int:
@@ -73,6 +78,8 @@ def run(args: Sequence[str]) -> int:
         )
     stem = Path(flags.name.rpartition(":")[0] or flags.name).stem
     out = flags.out or Path("results") / f"{stem}-{flags.scale}"
+    if flags.merge or flags.pack:
+        return move_records(flags, out, given(args))
     ledger = begin(out, flags.name, flags.scale, flags.data, flags.also_validate)
     if flags.list:
         done = ledger.results()
@@ -84,6 +91,39 @@ def run(args: Sequence[str]) -> int:
         print("\n".join(columns([("cell", "part", "status"), *rows], terminal_width())))
         return 0
     return train(flags, ledger)
+
+
+MOVED = ("name", "scale", "out", "data", "also_validate", "merge", "pack")
+"""The flags that are used where records are moved."""
+
+
+def move_records(flags: Study, out: Path, names: Sequence[str]) -> int:
+    """Take over records from other folders, and pack those of the study."""
+    from normcontrol.lab.studies.opening import begin, open_folder
+    from normcontrol.lab.study.ledger import STUDY
+    from normcontrol.lab.study.packing import merge, pack
+
+    if others := [name for name in names if name not in MOVED]:
+        raise LabError(
+            f"--merge and --pack run nothing, so that --{others[0].replace('_', '-')} would have "
+            "no effect. Give it in a command of its own."
+        )
+    if (out / STUDY).exists():  # its data need not be on this machine
+        ledger = open_folder(out)
+    else:
+        ledger = begin(out, flags.name, flags.scale, flags.data, flags.also_validate)
+    with ledger.alone():
+        for source in map(Path, flags.merge):
+            found = merge(ledger, source)
+            ledger.save()
+            print(
+                f"{source}: {found.taken} runs taken over; {found.known} were here already, and "
+                f"the study has no cell for {found.unwanted}."
+            )
+        if flags.pack:
+            path = pack(out)
+            print(f"{len(ledger.results())} records in {path}, {path.stat().st_size:,} bytes.")
+    return 0
 
 
 def train(flags: Study, ledger: Ledger) -> int:

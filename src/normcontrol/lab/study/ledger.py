@@ -1,12 +1,14 @@
 """A study's folder: which study it contains, at which scale and on which data.
 
-The file ``study.json`` says that, ``cells/`` contains a record for each finished run, and ``work/``
-the runs that are not finished. Data is identified by its digest, so that a folder can be read on a
-machine without the data. This module does not know how cells are run.
+The file ``study.json`` says that, ``cells/`` and ``records.jsonl.xz`` contain a record for each
+finished run, and ``work/`` the runs that are not finished. Data is identified by its digest, so
+that a folder can be read on a machine without the data. This module does not know how cells are
+run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +17,7 @@ from typing import Any
 
 from normcontrol.lab.data import batches
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import digest_of, read_json, write_json
+from normcontrol.lab.files import claimed, digest_of, read_json, write_json
 from normcontrol.lab.study.cells import Cell, Data, Study
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config
@@ -92,6 +94,18 @@ class Ledger:
 
     def results(self) -> Results:
         return Results.load(self.out, self.data_of)
+
+    def alone(self, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Lock the folder against a second command. Commands that run only some of the cells may
+        share it; each cell has a lock of its own."""
+        return claimed(
+            self.out,
+            f"Another command is running the study in {self.out}. Wait until it ends, or stop it, "
+            "and then give this command again. To share a study among several commands, give each "
+            "its own cells with --only.",
+            (STUDY,),
+            shared=shared,
+        )
 
     def save(self) -> None:
         """Write ``study.json``, unless it is as it should be."""

@@ -1,13 +1,16 @@
-"""Records: the stored results of cells, one small JSONL file each, which is meant to be committed.
+"""Records: the stored results of cells, which are meant to be committed.
 
-The first line of a file says what was run, where, and how it ended, and contains the checksum of
-the rest; each further line is a curve. A file that cannot be read, or that contradicts itself, is
+A record is a few lines of JSON. The first says what was run, where, and how it ended, and contains
+the checksum of the rest; each further line is a curve. A cell that was run has a file of its own;
+``packing`` puts all of them into one. A record that cannot be read, or that contradicts itself, is
 named and left out. This module does not know how cells are run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import lzma
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import DIGEST, digest_of, read_text, write_text
+from normcontrol.lab.files import DIGEST, digest_of, read_bytes, read_text, write_text
 from normcontrol.lab.study.cells import Cell, Data, identity
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.run_folder import BY_DIGEST, FREE
 from normcontrol.lab.training.telemetry import PREFIX
 
-CELLS = "cells"
+CELLS, PACKED = "cells", "records.jsonl.xz"
 STATUSES = ("finished", "diverged", "failed")
 CURVES = ("loss", "val_loss", "ratio", "grad_norm", "angle", "decay")
 Curve = tuple[list[int], list[float]]
+Lines = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -133,38 +137,98 @@ def write(folder: Path, record: Record, arm: str = "") -> Path:
     """Write a record into a study's folder. An interrupted write leaves no partial file."""
     path = folder / CELLS / f"{record.id}.jsonl"
     head = {key: value for key, value in vars(record).items() if key != "curves"}
-    lines: list[dict[str, Any]] = [{"cell": arm, **head}]
+    lines: Lines = [{"cell": arm, **head}]
     lines += [
         {"curve": key, "steps": steps, "values": values}
         for key, (steps, values) in record.curves.items()
     ]
     lines[0] = {**lines[0], DIGEST: digest_of(lines)}
-    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+    write_text(path, as_text(lines))
     return path
+
+
+def as_text(lines: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def read(path: Path) -> Record:
     """Read a record from its file."""
-    try:
-        head, *rest = [json.loads(line) for line in read_text(path).splitlines()]
-        if head.pop(DIGEST, None) not in (None, digest_of([head, *rest])):
-            raise ValueError(f"its content does not match the {DIGEST} in it")
-        del head["cell"]
-        curves = {line["curve"]: (line["steps"], line["values"]) for line in rest}
-        record = Record(**head, curves=curves)
-        _check(path, record)
+    with _named(path):
+        record = parse(read_lines(path))
+        if record.id != path.stem:
+            raise ValueError(f"it is the record of {record.id}")
         return record
+
+
+def read_lines(path: Path) -> Lines:
+    return [json.loads(line) for line in read_text(path).splitlines()]
+
+
+def read_packed(folder: Path) -> Iterator[Lines]:
+    """The lines of each record in a study's packed file; nothing if there is no such file."""
+    path = folder / PACKED
+    if not path.exists():
+        return
+    try:
+        text = lzma.decompress(read_bytes(path)).decode()
+        lines: Lines = [json.loads(line) for line in text.splitlines()]
+    except (lzma.LZMAError, ValueError) as error:
+        raise LabError(
+            f"{path} cannot be read ({error}). It contains the finished runs of the study: restore "
+            "it from a copy, or delete it to make them again."
+        ) from None
+    starts = [i for i, line in enumerate(lines) if "cell" in line]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        yield lines[start:end]
+
+
+def read_all(folder: Path) -> tuple[list[Record], list[str]]:
+    """The records of a study's folder in the order of their identities, and in words what cannot be
+    read. A file of its own counts more than the packed one: it is newer."""
+    found: dict[str, Record] = {}
+    problems = []
+    for lines in read_packed(folder):
+        try:
+            with _named(f"The record of {lines[0].get('cell')} in {folder / PACKED}"):
+                record = parse(lines)
+                found[record.id] = record
+        except LabError as error:
+            problems.append(str(error))
+    for path in sorted((folder / CELLS).glob("*.jsonl")):
+        try:
+            found[path.stem] = read(path)
+        except LabError as error:
+            problems.append(str(error))
+    return [found[id] for id in sorted(found)], problems
+
+
+def parse(lines: Lines) -> Record:
+    """The record in these lines. One that contradicts itself is refused."""
+    head, *rest = lines
+    head = dict(head)
+    if head.pop(DIGEST, None) not in (None, digest_of([head, *rest])):
+        raise ValueError(f"its content does not match the {DIGEST} in it")
+    del head["cell"]
+    curves = {line["curve"]: (line["steps"], line["values"]) for line in rest}
+    record = Record(**head, curves=curves)
+    _check(record)
+    return record
+
+
+@contextlib.contextmanager
+def _named(what: object) -> Iterator[None]:
+    """Say which record cannot be read."""
+    try:
+        yield
     except (LabError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LabError(
-            f"{path} cannot be read ({error}): it is left out. The study runs that cell again, or "
+            f"{what} cannot be read ({error}): it is left out. The study runs that cell again, or "
             "restore the file from a copy."
         ) from None
 
 
-def _check(path: Path, record: Record) -> None:
-    """Raise an error if a record contradicts itself or its name."""
-    if record.id != path.stem:
-        raise ValueError(f"it is the record of {record.id}")
+def _check(record: Record) -> None:
+    """Raise an error if a record contradicts itself."""
     if record.status not in STATUSES:
         raise ValueError(f"its status is {record.status!r}")
     whole = all(len(steps) == len(values) for steps, values in record.curves.values())
@@ -199,13 +263,7 @@ class Results(Mapping[str, Record]):
 
     @classmethod
     def load(cls, folder: Path, data: Callable[[Config], Data]) -> Results:
-        records, problems = [], []
-        for path in sorted((folder / CELLS).glob("*.jsonl")):
-            try:
-                records.append(read(path))
-            except LabError as error:
-                problems.append(str(error))
-        return cls(data, records, problems)
+        return cls(data, *read_all(folder))
 
     def add(self, record: Record) -> None:
         if record.id in self._records:

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from normcontrol.lab.files import claimed
 from normcontrol.lab.study.cells import Cell, unique
 from normcontrol.lab.study.executors import Execute, local
-from normcontrol.lab.study.ledger import STUDY, WORK, Ledger
+from normcontrol.lab.study.ledger import WORK, Ledger
 from normcontrol.lab.study.records import Record, Results, write
 from normcontrol.lab.study.worker import Job, Show, discard, silent
 from normcontrol.lab.training import parallel
@@ -71,20 +70,9 @@ class Runner:
 
     def run(self) -> Outcome:
         self.world = parallel.join(self.device)
-        with self._alone() if self.world.first else contextlib.nullcontext():
+        alone = self.ledger.alone(shared=bool(self.only))
+        with alone if self.world.first else contextlib.nullcontext():
             return self._run()
-
-    def _alone(self) -> contextlib.AbstractContextManager[None]:
-        """Lock the study against a second command. Commands that run only some of the cells may
-        run side by side; each cell has a lock of its own."""
-        return claimed(
-            self.ledger.out,
-            f"Another command is running the study in {self.ledger.out}. Wait until it ends, or "
-            "stop it, and then give this command again. To share a study among several commands, "
-            "give each its own cells with --only.",
-            (STUDY,),
-            shared=bool(self.only),
-        )
 
     def _run(self) -> Outcome:
         done = self.ledger.results()
