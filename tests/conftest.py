@@ -2,9 +2,19 @@
 of parallel workers would slow each other down, little optimization by JAX's compiler, which takes
 longer than it saves, and no search for garbage among what was imported, a third of its time."""
 
+import atexit
 import gc
 import os
 
+
+@atexit.register  # before everything else that is registered, so that it is called after it
+def leave() -> None:
+    """End a worker without freeing what it has imported, which takes as long as the imports."""
+    if is_worker:
+        os._exit(0)
+
+
+is_worker = False
 gc.disable()  # until everything is imported
 
 import pytest
@@ -22,13 +32,19 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 collect_ignore = ["fsdp_on_cpus.py", "optax_process.py"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    global is_worker
+    is_worker = hasattr(config, "workerinput")
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else libraries complain at the exit
+    if not is_worker:
+        gc.unfreeze()  # else libraries complain at the exit
 
 
 @pytest.fixture(scope="session")

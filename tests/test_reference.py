@@ -129,7 +129,9 @@ def test_lines_13a_and_13b_are_ratio_0_with_a_rate_tied_to_the_learning_rate(
     assert_close(model, expected, 1e-12)
 
 
-@torch._inductor.config.patch(compile_threads=1)  # no processes to compile in
+# No processes to compile in, and code without vectors: to find out which ones the compiler knows
+# takes as long as to compile the step.
+@torch._inductor.config.patch({"compile_threads": 1, "cpp.vec_isa_ok": False})
 def test_a_compiled_step_is_algorithm_1():
     """Compiled, torch's Adam corrects its bias in float32 for weights of any dtype: each update of
     about lr is off by up to 2^-24 of itself, and 100 of them by 100 * 3e-3 * 6e-8 = 2e-8."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,11 @@ from normcontrol.lab.training.config import Config
 DATA = Data("digest")
 NOISE = {0: 0.0, 1: 0.003, 2: -0.004, 3: 0.001, 4: 0.002}
 """For each seed, the number that is added to a loss."""
+
+
+@functools.cache  # a study whose later cells depend on earlier ones is asked for them many times
+def name(config: Config) -> str:
+    return identity(config, DATA)
 
 
 def record(
@@ -59,7 +65,7 @@ def record(
         "data": {"folder": "data", "digest": digest, "tokenizer": "gpt2", "vocab": 1024},
     }
     error = "" if abs(loss) < 100 else "The loss or gradient was not finite"
-    return summarise(identity(cell.config, DATA), cell.config, environment, lines, 60.0, error)
+    return summarise(name(cell.config), cell.config, environment, lines, 60.0, error)
 
 
 @dataclass
@@ -76,12 +82,10 @@ class FakeLedger:
         done = Results(lambda config: DATA, problems=self.problems)
         tried: set[str] = set()
         while todo := [  # later cells depend on earlier ones
-            cell
-            for cell in self.study.cells(self.scale, done)
-            if identity(cell.config, DATA) not in tried
+            cell for cell in self.study.cells(self.scale, done) if name(cell.config) not in tried
         ]:
             for cell in todo:
-                tried.add(identity(cell.config, DATA))
+                tried.add(name(cell.config))
                 made = self.outcome(cell)
                 if made is not None:
                     done.add(made)

@@ -25,7 +25,8 @@ float32 tensor of 38M elements is wrong in the third digit, because it adds smal
 sum one after the other."""
 
 SMALL = 1 << 14
-"""A CPU tensor of at most so many elements is summed in float64: one call for all such tensors."""
+"""A CPU tensor of at most so many elements is summed in float64: one call for all such tensors, and
+nothing to sort if there are no others."""
 
 Positions = Sequence[Sequence[Tensor] | None]
 """For every shard: where its elements lie in the whole tensor; see ``rounding``."""
@@ -61,6 +62,8 @@ def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
     """
     if not params:
         return torch.zeros(0, dtype=torch.float64)
+    if scope.axes is None and not torch.is_grad_enabled() and all(map(_is_small, params)):
+        return torch.stack(torch._foreach_norm(list(params), 2, torch.float64))
     home = params[0].device
     exact = torch.float32 if home.type == "mps" else torch.float64
     if torch.is_grad_enabled():  # differentiable=True: the weights change in place afterwards
@@ -118,6 +121,10 @@ def _scale_for_each(params: Sequence[Tensor], scope: Scope, scale: Tensor) -> Se
         return scale.unbind()
     pieces = scale.split(scope.sizes(params))
     return [s.reshape(_part_shape(p, scope.axes)) for s, p in zip(pieces, params, strict=True)]
+
+
+def _is_small(p: Tensor) -> bool:
+    return p.is_cpu and p.numel() <= SMALL and not p.is_complex()
 
 
 def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dtype) -> Tensor:

@@ -272,8 +272,9 @@ class Results(Mapping[str, Record]):
 
     def of(self, cell: Cell) -> Record | None:
         """The record of a cell, if it was run with exactly these settings on exactly this data."""
-        if cell.config in self._found:
-            return self._found[cell.config]
+        found = self._found.get(cell.config)
+        if found is not None:
+            return found
         record = self._records.get(identity(cell.config, self.data(cell.config)))
         if record is None:
             return None
