@@ -1,5 +1,5 @@
 """Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
-the page search.md, of the studies ``rise``, ``horizon`` and ``growth`` too:
+the page search.md, of the studies ``rise``, ``horizon``, ``growth`` and ``remarks`` too:
 ``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from make_settle import evidence
 
-from normcontrol.lab.studies import horizon, rise, search
+from normcontrol.lab.studies import horizon, remarks, rise, search
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, SQRT, TENSOR
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -29,6 +29,7 @@ RESULTS = HERE.parents[1] / "results" / "search-tiny"
 RISE = RESULTS.with_name("rise-tiny")
 HORIZON = RESULTS.with_name("horizon-tiny")
 GROWTH = RESULTS.with_name("growth-tiny")
+REMARKS = RESULTS.with_name("remarks-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -64,6 +65,22 @@ def table(found: Evidence, arms: Sequence[str] = search.ARMS) -> str:
             f"| {arm} | {lr:.4f} | {value:g} | {warmup} | {final:g} | {trial.mean():.4f} | {own} "
             f"| {trial.mean('gain'):.2f} |"
         )
+    return "\n".join(lines)
+
+
+def longer(found: Evidence) -> str:
+    """The decays and the ratios that were tried with three times the steps: mean losses of the
+    three seeds of the tuning, and of the seeds of the test for those that were tested."""
+    lines = ["| arm | value | mean loss, tuning | mean loss, test | final gain |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for arm in remarks.CHOSEN:
+        key, name = search.KINDS[arm].key, remarks.LONG.name(arm)
+        means = {t.setting(key): t.mean() for t in found.trials(name, "test")}
+        for trial in found.trials(name, "tuning"):
+            value = trial.setting(key)
+            new = f"{means[value]:.4f}" if value in means else "-"
+            gain = f"{trial.mean('gain'):.2f}"
+            lines.append(f"| {arm} | {key} {value:g} | {trial.mean():.4f} | {new} | {gain} |")
     return "\n".join(lines)
 
 
@@ -115,3 +132,4 @@ if __name__ == "__main__":
     print(table(runs), claims(), sep="\n\n", end="\n\n")
     for folder, study in ((RISE, rise), (HORIZON, horizon), (GROWTH, horizon)):
         print(table(evidence(folder), study.ARMS), claims(folder), sep="\n\n", end="\n\n")
+    print(claims(REMARKS), longer(evidence(REMARKS)), sep="\n\n")

@@ -267,6 +267,23 @@ def test_what_growth_shows_is_what_its_claims_say(page):
         assert changed.lstrip("-") in text
 
 
+@pytest.mark.parametrize("page", ["docs/make_results.py", "docs/choosing.md"])
+def test_what_remarks_shows_is_what_its_claims_say(page):
+    text = read(page)
+    digits = 3 if page == "docs/choosing.md" else 4
+    for says, outcome in (
+        ("The rate hardly matters", "supported"),
+        ("LayerNorm too.", "supported"),
+        ("The best decay depends", "supported"),
+        ("The best target does not depend", "not shown"),
+    ):
+        found, numbers = claim("remarks-tiny", says)
+        assert found == outcome, f"{page} has to say what is shown"
+        if page == "docs/make_results.py" or "rate" in says or "target" in says:
+            for difference in differences(numbers):
+                assert rounded(difference, digits).lstrip("-") in text
+
+
 @pytest.mark.parametrize("page", ["docs/make_results.py", "docs/settle.md"])
 def test_what_settle_shows_at_tiny_is_what_its_claims_say(page):
     text = read(page)
