@@ -11,6 +11,7 @@ from normcontrol.lab.studies import (
     gpt2,
     growth,
     horizon,
+    kept,
     muon,
     optimizers,
     paper,
@@ -39,6 +40,7 @@ STUDIES: dict[str, Study] = {
         horizon.STUDY,
         growth.STUDY,
         remarks.STUDY,
+        kept.STUDY,
         *paper.STUDIES,
     )
 }

@@ -8,7 +8,7 @@ the studies ``search`` and ``rise`` chose, and new seeds. The plan is in docs/se
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -68,21 +68,21 @@ def other_rates(scale: str) -> list[Cell]:
     ]
 
 
-def longer(scale: str, arm: str, done: Results) -> Iterator[list[Cell]]:
+def longer(scale: str, arm: str, done: Results, tried: range, seeds: range) -> Iterator[list[Cell]]:
     """With three times the steps: every value with three seeds, then the value that is kept and
     the best of the others with new seeds."""
 
-    def runs(place: int, seeds: tuple[int, ...] | range, part: str) -> list[Cell]:
+    def runs(place: int, seeds: Sequence[int], part: str) -> list[Cell]:
         return [trial(scale, arm, at(arm, place), seed, part, LONG) for seed in seeds]
 
     def loss(place: int) -> float:
         records = (done.of(cell) for cell in runs(place, TUNED_BY, "tuning"))
         return statistics.fmean(record.value() for record in records if record is not None)
 
-    yield [cell for place in TRIED[arm] for cell in runs(place, TUNED_BY, "tuning")]
+    yield [cell for place in tried for cell in runs(place, TUNED_BY, "tuning")]
     kept = CHOSEN[arm][1]
-    best = min((place for place in TRIED[arm] if place != kept), key=loss)
-    yield [cell for place in (kept, best) for cell in runs(place, SEEDS, "test")]
+    best = min((place for place in tried if place != kept), key=loss)
+    yield [cell for place in (kept, best) for cell in runs(place, seeds, "test")]
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
@@ -91,7 +91,7 @@ def cells(scale: str, done: Results) -> list[Cell]:
         cell for arm in (RISING_LAYERNORM, RISING) for cell in searched(scale, arm, done, USUAL)
     ]
     for arm in CHOSEN:
-        wanted += known(longer(scale, arm, done), done)
+        wanted += known(longer(scale, arm, done, TRIED[arm], SEEDS), done)
     return wanted + other_rates(scale)
 
 
@@ -124,12 +124,14 @@ def kept_and_best_other(evidence: Evidence, arm: str) -> tuple[Trial, Trial] | N
 
 
 def another_value(
-    arm: str, tests: Callable[[Difference], tuple[float, float]], edge_matters: bool
+    arm: str,
+    tests: Callable[[Difference], tuple[float, float]],
+    unclear: Callable[[float, float, float], bool] = lambda value, supports, refutes: False,
 ) -> Callable[[Evidence], Finding]:
     """A claim about the long runs of an arm: which p-values support and refute it, given the best
-    other value minus the one that is kept."""
-    key, values = KINDS[arm].key, KINDS[arm].values
-    edges = [values[place] for place in (TRIED[arm][0], TRIED[arm][-1])]
+    other value minus the one that is kept. ``unclear`` tells, from that value and the p-values,
+    whether nothing is shown because it is at the edge of those tried."""
+    key = KINDS[arm].key
 
     def rule(evidence: Evidence) -> Finding:
         found = kept_and_best_other(evidence, arm)
@@ -147,10 +149,26 @@ def another_value(
         because = [
             f"a {key} of {value:g} is at the edge of those tried, and the best may lie beyond"
         ]
-        return decide(numbers, *tests(less), because if edge_matters and value in edges else ())
+        chances = tests(less)
+        return decide(numbers, *chances, because if unclear(value, *chances) else ())
 
     return rule
 
+
+def same_target(unclear: Callable[[float, float, float], bool]) -> Claim:
+    return Claim(
+        "target",
+        "The best target does not depend on the number of steps: with three times the steps, no "
+        f"other target is better by {MARGIN:g} than the one that was best before.",
+        f"the interval of the best other target minus the one that is kept lies below -{MARGIN:g}",
+        another_value(
+            RISING, lambda d: (d.chance_above(-MARGIN), d.chance_below(-MARGIN)), unclear
+        ),
+    )
+
+
+EDGES = [KINDS[RISING].values[place] for place in (TRIED[RISING][0], TRIED[RISING][-1])]
+"""Nothing is shown about the target if the best other one is one of these."""
 
 STUDY = Study(
     "remarks",
@@ -173,17 +191,8 @@ STUDY = Study(
             "The best decay depends on the number of steps: with three times the steps, another "
             "decay than the one that was best before has a lower loss.",
             "the interval of the best other decay minus the one that is kept lies above zero",
-            another_value(ADAMW, lambda d: (d.chance_below(), d.chance_above()), False),
+            another_value(ADAMW, lambda d: (d.chance_below(), d.chance_above())),
         ),
-        Claim(
-            "target",
-            "The best target does not depend on the number of steps: with three times the steps, "
-            f"no other target is better by {MARGIN:g} than the one that was best before.",
-            f"the interval of the best other target minus the one that is kept lies below "
-            f"-{MARGIN:g}",
-            another_value(
-                RISING, lambda d: (d.chance_above(-MARGIN), d.chance_below(-MARGIN)), True
-            ),
-        ),
+        same_target(lambda value, *chances: value in EDGES),
     ),
 )

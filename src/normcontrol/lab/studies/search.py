@@ -61,9 +61,10 @@ for _arm, _norm_layers in ((RISING, False), (RISING_LAYERNORM, True)):
     KINDS[_arm] = Arm(
         {"optimizer": "AdamWN", "rate": 0.1, "ratio_start": 1.0, "norm_layers": _norm_layers},
         "ratio",
-        (0.64, 0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0, 3.8),
+        (0.64, 0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0, 3.8, 4.8, 6.0, 7.6),
     )
-"""By arm, what is fixed, and the setting beside the learning rate with its values."""
+"""By arm, what is fixed, and the setting beside the learning rate with its values. The search takes
+as many of them as there are decays; the study ``kept`` goes on to the others."""
 
 WARMUPS = (0.01, 0.05, 0.1, 0.2, 0.35, 0.5)
 """The warm-up, as a share of the steps."""
