@@ -1,5 +1,6 @@
 """Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
-the page search.md, of the studies ``rise``, ``horizon``, ``growth`` and ``remarks`` too:
+the page search.md, of the studies ``rise``, ``horizon``, ``growth``, ``remarks`` and
+``kept`` too:
 ``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
@@ -30,6 +31,7 @@ RISE = RESULTS.with_name("rise-tiny")
 HORIZON = RESULTS.with_name("horizon-tiny")
 GROWTH = RESULTS.with_name("growth-tiny")
 REMARKS = RESULTS.with_name("remarks-tiny")
+KEPT = RESULTS.with_name("kept-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -73,14 +75,19 @@ def longer(found: Evidence) -> str:
     three seeds of the tuning, and of the seeds of the test for those that were tested."""
     lines = ["| arm | value | mean loss, tuning | mean loss, test | final gain |"]
     lines.append("| --- | --- | --- | --- | --- |")
-    for arm in remarks.CHOSEN:
+    for arm in [arm for arm in remarks.CHOSEN if found.trials(remarks.LONG.name(arm))]:
         key, name = search.KINDS[arm].key, remarks.LONG.name(arm)
-        means = {t.setting(key): t.mean() for t in found.trials(name, "test")}
-        for trial in found.trials(name, "tuning"):
-            value = trial.setting(key)
-            new = f"{means[value]:.4f}" if value in means else "-"
+        tuning, test = (
+            {t.setting(key): t for t in found.trials(name, part)} for part in ("tuning", "test")
+        )
+        for value in sorted({*tuning, *test}):
+            trial = tuning.get(value) or test[value]
+            old, new = (
+                f"{by_value[value].mean():.4f}" if value in by_value else "-"
+                for by_value in (tuning, test)
+            )
             gain = f"{trial.mean('gain'):.2f}"
-            lines.append(f"| {arm} | {key} {value:g} | {trial.mean():.4f} | {new} | {gain} |")
+            lines.append(f"| {arm} | {key} {value:g} | {old} | {new} | {gain} |")
     return "\n".join(lines)
 
 
@@ -132,4 +139,5 @@ if __name__ == "__main__":
     print(table(runs), claims(), sep="\n\n", end="\n\n")
     for folder, study in ((RISE, rise), (HORIZON, horizon), (GROWTH, horizon)):
         print(table(evidence(folder), study.ARMS), claims(folder), sep="\n\n", end="\n\n")
-    print(claims(REMARKS), longer(evidence(REMARKS)), sep="\n\n")
+    for folder in (REMARKS, KEPT):
+        print(claims(folder), longer(evidence(folder)), sep="\n\n", end="\n\n")

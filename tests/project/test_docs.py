@@ -232,8 +232,9 @@ def test_the_page_of_search_has_the_tables_of_its_results(monkeypatch):
     ):
         assert make_search.table(make_search.evidence(folder), study.ARMS) in page
         assert make_search.claims(folder) in page
-    assert make_search.claims(make_search.REMARKS) in page
-    assert make_search.longer(make_search.evidence(make_search.REMARKS)) in page
+    for folder in (make_search.REMARKS, make_search.KEPT):
+        assert make_search.claims(folder) in page
+        assert make_search.longer(make_search.evidence(folder)) in page
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small"])
