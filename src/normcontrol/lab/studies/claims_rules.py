@@ -13,9 +13,9 @@ from normcontrol.lab.study.claims import (
     NOT_RUN,
     NOT_SHOWN,
     ONE_SEED,
-    REFUTED,
     Claim,
     Finding,
+    all_within,
     decide,
     level,
     lower,
@@ -65,16 +65,7 @@ def rate_does_not_matter(evidence: Evidence) -> Finding:
     numbers = f"against {middle.settings}: " + "; ".join(
         f"{name} {d or 'diverged'}" for name, d in found.items()
     )
-    known = [d for d in found.values() if d is not None]
-    if len(known) < len(found):
-        return Finding(REFUTED, numbers)
-    if any(d.error is None for d in known):
-        return Finding(NOT_SHOWN, numbers, because=(ONE_SEED,))
-    return decide(
-        f"{numbers}; n = {known[0].n}",
-        max(d.chance_within(PAPERS_GAIN) for d in known),
-        any_of([d.chance_beyond(PAPERS_GAIN) for d in known]),
-    )
+    return all_within(numbers, list(found.values()), PAPERS_GAIN)
 
 
 def norm_and_learning_rate(evidence: Evidence) -> Finding:

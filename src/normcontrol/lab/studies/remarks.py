@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from normcontrol.lab.studies.claims_rules import PAPERS_GAIN
 from normcontrol.lab.studies.search import (
     KINDS,
     RISING,
@@ -25,10 +26,10 @@ from normcontrol.lab.studies.search import (
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
 from normcontrol.lab.studies.tuning import known
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, REFUTED, Claim, Finding, decide
+from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, Claim, Finding, all_within, decide
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
 from normcontrol.lab.study.records import Results
-from normcontrol.lab.study.statistics import Difference, any_of
+from normcontrol.lab.study.statistics import Difference
 
 SEEDS = range(131, 151)
 USUAL, LONG = Protocol(seeds=SEEDS), Protocol(Fraction(3), seeds=SEEDS)
@@ -43,8 +44,6 @@ TUNED_BY = (0, 1, 2)
 
 RATES = (0.01, 1.0)
 """Beside 0.1, the rate of the arm itself."""
-PAPERS_GAIN = 0.018
-"""2.902 minus 2.884, which the paper calls substantial. A rate that changes less hardly matters."""
 
 
 def rated(rate: float) -> str:
@@ -103,14 +102,7 @@ def rate_hardly_matters(evidence: Evidence) -> Finding:
         return Finding(NOT_RUN)
     found = {t.arm: difference(t, usual[0]) for t in others}
     numbers = "; ".join(f"{arm} minus k = 0.1: {d or 'diverged'}" for arm, d in found.items())
-    all_known = [d for d in found.values() if d is not None]
-    if len(all_known) < len(found):
-        return Finding(REFUTED, numbers)
-    return decide(
-        f"{numbers}; n = {all_known[0].n}",
-        max(d.chance_within(PAPERS_GAIN) for d in all_known),
-        any_of([d.chance_beyond(PAPERS_GAIN) for d in all_known]),
-    )
+    return all_within(numbers, list(found.values()), PAPERS_GAIN)
 
 
 def kept_and_best_other(evidence: Evidence, arm: str) -> tuple[Trial, Trial] | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from normcontrol.lab.study.comparison import FACTOR, Choice, Comparison, choose
 from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.statistics import LEVEL, Difference, holm
+from normcontrol.lab.study.statistics import LEVEL, Difference, any_of, holm
 
 SUPPORTED, REFUTED, NOT_SHOWN, NOT_RUN = "supported", "refuted", "not shown", "not run"
 
@@ -124,6 +124,21 @@ def level(
         return decide(in_numbers(compared, found), within, beyond, compared.unfair())
 
     return rule
+
+
+def all_within(numbers: str, found: Sequence[Difference | None], margin: float) -> Finding:
+    """The finding of several paired differences that must all lie within a margin: refuted if one
+    lies beyond it, or is None because a run diverged."""
+    known = [d for d in found if d is not None]
+    if len(known) < len(found):
+        return Finding(REFUTED, numbers)
+    if any(d.error is None for d in known):
+        return Finding(NOT_SHOWN, numbers, because=(ONE_SEED,))
+    return decide(
+        f"{numbers}; n = {known[0].n}",
+        max(d.chance_within(margin) for d in known),
+        any_of([d.chance_beyond(margin) for d in known]),
+    )
 
 
 def arms(evidence: Evidence, arm: str, than: str, same: str | None = None) -> Comparison | None:
