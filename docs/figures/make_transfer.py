@@ -102,6 +102,17 @@ def means(found: Evidence) -> str:
     return f"{', '.join(most)} and {last}"
 
 
+def every_mean(found: Evidence) -> dict[str, tuple[str, int]]:
+    """By arm, the mean regret over all conditions in the seeds that have all of them, those of the
+    tuning too, and the number of these seeds."""
+    regrets, out = regret.Regrets.of(found), {}
+    for arm in STYLES:
+        seeds = regrets.seeds([arm], ordered())
+        mean = statistics.fmean(regrets.over(arm, ordered(), seeds, statistics.fmean))
+        out[arm] = f"{mean:.4f}", len(seeds)
+    return out
+
+
 def final_gain(found: Evidence, arm: str) -> str:
     """The gain at which the runs with the carried-over setting of an arm ended, mean over seeds."""
     cells = (c for c in found.cells if c.arm == arm and c.part != regret.TUNING)
@@ -218,6 +229,9 @@ def main() -> None:
         found = evidence(scale)
         for text in (table(found), differences(losses(found)), worst(found)):
             print(text, end="\n\n")
+        for arm, (mean, seeds) in every_mean(found).items():
+            print(f"mean regret of {arm}: {mean} ({seeds} seeds)")
+        print(f"in the seeds by which nothing was tuned: {means(found)}", end="\n\n")
     draw(losses(evidence("small")), HERE / "transfer.png")
     draw_axes(evidence("tiny"), HERE / "transfer_tiny.png")
 

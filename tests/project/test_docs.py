@@ -249,6 +249,11 @@ def test_the_page_of_transfer_has_the_tables_of_its_results(scale, monkeypatch):
     if scale == "small":
         words = " ".join(page.split())
         assert f"regrets of {make_transfer.means(found)} in seeds 1 and 2" in words
+        every = make_transfer.every_mean(found)
+        fixed, hidden, adamw, timescale, adamc = (every[arm][0] for arm in make_transfer.STYLES)
+        assert f"timescale rule are {fixed}, {adamw} and {timescale} (three seeds)" in words
+        assert f"AdamC and of the hidden matrices are {adamc} and {hidden}." in words
+        assert [seeds for _, seeds in every.values()] == [3, 2, 3, 3, 2]
         at = {
             condition: make_transfer.final_gain(found, f"AdamW at {condition}")
             for condition in ("lr x4", "batch x1/4", "steps x3")

@@ -143,3 +143,7 @@ def test_the_command_merges_and_packs(study, tmp_path, capsys):
     assert {PACKED, STUDY} <= set(files(out))
     assert main(["study", study, "--out", str(out), "--pack", "--workers", "2"]) != 0
     assert "--workers would have no effect" in capsys.readouterr().err
+    assert main(["study", study, "--out", str(out), "--pack", "--data", "elsewhere"]) != 0
+    assert "--data would have no effect" in capsys.readouterr().err
+    assert main(["study", "rise", "--out", str(out), "--pack"]) != 0
+    assert "contains another study" in capsys.readouterr().err

@@ -93,23 +93,24 @@ def run(args: Sequence[str]) -> int:
     return train(flags, ledger)
 
 
-MOVED = ("name", "scale", "out", "data", "also_validate", "merge", "pack")
-"""The flags that are used where records are moved."""
+MOVED, BEGUN = ("scale", "out", "merge", "pack"), ("data", "also_validate")
+"""The flags that are used where records are moved, and those for a folder that is new."""
 
 
 def move_records(flags: Study, out: Path, names: Sequence[str]) -> int:
     """Take over records from other folders, and pack those of the study."""
-    from normcontrol.lab.studies.opening import begin, open_folder
+    from normcontrol.lab.studies.opening import begin, reopen
     from normcontrol.lab.study.ledger import STUDY
     from normcontrol.lab.study.packing import merge, pack
 
-    if others := [name for name in names if name not in MOVED]:
+    exists = (out / STUDY).exists()
+    if others := [name for name in names if name not in (MOVED if exists else MOVED + BEGUN)]:
         raise LabError(
             f"--merge and --pack run nothing, so that --{others[0].replace('_', '-')} would have "
             "no effect. Give it in a command of its own."
         )
-    if (out / STUDY).exists():  # its data need not be on this machine
-        ledger = open_folder(out)
+    if exists:  # its data need not be on this machine
+        ledger = reopen(out, flags.name, flags.scale)
     else:
         ledger = begin(out, flags.name, flags.scale, flags.data, flags.also_validate)
     with ledger.alone():

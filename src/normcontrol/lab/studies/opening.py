@@ -96,6 +96,18 @@ def open_folder(out: Path) -> Ledger:
     )
 
 
+def reopen(out: Path, name: str, scale: str) -> Ledger:
+    """The study in a folder, which must be this one."""
+    before = open_folder(out)
+    for what, old, new in (("study", before.name, name), ("scale", before.scale, scale)):
+        if old != new:
+            raise LabError(
+                f"{out} contains another study: its {what} was {old!r} and is {new!r} now. Give "
+                "another --out, or delete the folder."
+            )
+    return before
+
+
 def find(given: str) -> Path:
     """A study's folder, given itself or by the study's name."""
     if (Path(given) / STUDY).exists():
@@ -130,13 +142,7 @@ def begin(
     ledger = Ledger(out, load(name, settings), name, scale, given, also, settings)
     if not (out / STUDY).exists():
         return ledger
-    before = open_folder(out)
-    for what, old, new in (("study", before.name, name), ("scale", before.scale, scale)):
-        if old != new:
-            raise LabError(
-                f"{out} contains another study: its {what} was {old!r} and is {new!r} now. Give "
-                "another --out, or delete the folder."
-            )
+    before = reopen(out, name, scale)
     if settings is not None and before.settings is not None:
         _check_settings(out, name, before.settings["config"], settings["config"])
     if given is None and not also:

@@ -52,11 +52,10 @@ def merge(ledger: Ledger, source: Path) -> Merged:
             "the folder of a study."
         )
     before = set(ledger.results())
-    wanted: set[str] = set()
     taken = 0
     while True:  # later cells depend on the results of earlier ones
         done = ledger.results()
-        wanted = set(unique(ledger.cells(done), ledger.data_of))
+        wanted = unique(ledger.cells(done), ledger.data_of)
         new = [id for id in wanted if id in there and id not in done]
         if not new:
             break
