@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from normcontrol.lab.studies import (
     budget,
+    causes,
     claims,
     confirm,
     family,
@@ -31,6 +32,7 @@ STUDIES: dict[str, Study] = {
         transfer.STUDY,
         settle.STUDY,
         confirm.STUDY,
+        causes.STUDY,
         gpt2.STUDY,
         budget.STUDY,
         optimizers.STUDY,

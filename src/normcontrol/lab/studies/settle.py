@@ -84,10 +84,13 @@ TUNED = {scale: Tuned(base, ARMS) for scale, base in BASES.items()}
 def fresh(scale: str, name: str, done: Results, seeds: Sequence[int], part: str) -> list[Cell]:
     """The chosen setting of an arm with other seeds."""
     cells = TUNED[scale].fresh(name, done, seeds, part)
-    if name != ADAMWN:
-        return cells
-    often = max(BASES[scale].run.steps // 200, 1)  # the curve of the decay is replayed
-    return [replace(c, config=c.config.with_(log_every=often)) for c in cells]
+    return [logged_often(c) for c in cells] if name == ADAMWN else cells
+
+
+def logged_often(cell: Cell) -> Cell:
+    """A cell whose curve of the decay is fine enough to be replayed."""
+    often = max(cell.config.run.steps // 200, 1)
+    return replace(cell, config=cell.config.with_(log_every=often))
 
 
 def replays(scale: str, recorded: Sequence[Cell], done: Results) -> list[Cell]:
@@ -119,9 +122,8 @@ def shrinkage(record: Record, config: Config) -> tuple[float, ...]:
     )
 
 
-def matched(scale: str, done: Results) -> list[Cell]:
+def matched(controlled: Sequence[Cell], decayed: Sequence[Cell]) -> list[Cell]:
     """AdamW, with the decay that was chosen for it, and AdamWN's steps relative to the weights."""
-    controlled, decayed = (fresh(scale, name, done, SEEDS, "angle") for name in (ADAMWN, ADAMW))
     cells = []
     for cell, other in zip(controlled, decayed, strict=True):
         o = cell.config.optim
@@ -153,7 +155,7 @@ def stages(scale: str, done: Results) -> Iterator[list[Cell]]:
     yield tuned([ADAMC])
     yield tested([ADAMC], SEEDS, "seeds")
     yield tested(main, MORE, "more seeds")
-    yield matched(scale, done)
+    yield matched(*(fresh(scale, name, done, SEEDS, "angle") for name in (ADAMWN, ADAMW)))
     for name in (FAST, SQRT, TENSOR, HIDDEN):
         yield tuned([name])
         yield tested([name], SEEDS, "seeds")

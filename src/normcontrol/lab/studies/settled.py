@@ -60,17 +60,19 @@ def _level(name: str, one: str, other: str, says: str, rule: Callable[..., Findi
     return Claim(name, f"{says}, within {MARGIN:g}.", refuted, rule)
 
 
+FEEDBACK = _level(
+    "feedback",
+    REPLAYED,
+    ADAMWN,
+    "Feedback does not matter: AdamW that replays the decay of AdamWN's run with another seed is "
+    "level with AdamWN",
+    level_untuned(REPLAYED, ADAMWN),
+)
+
 CLAIMS = (
     _lower("lower", ADAMW, "AdamWN has a lower validation loss than AdamW."),
     _level("level", ADAMWN, ADAMW, "AdamWN and AdamW are level", level(ADAMWN, ADAMW, MARGIN)),
-    _level(
-        "feedback",
-        REPLAYED,
-        ADAMWN,
-        "Feedback does not matter: AdamW that replays the decay of AdamWN's run with another seed "
-        "is level with AdamWN",
-        level_untuned(REPLAYED, ADAMWN),
-    ),
+    FEEDBACK,
     _lower("lower than AdamC", ADAMC, "AdamWN has a lower validation loss than AdamC."),
     _level(
         "level with AdamC",
