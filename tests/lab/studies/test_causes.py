@@ -50,7 +50,8 @@ def test_no_seed_was_run_before():
 
 def test_the_runs_of_adamwn_come_first_and_are_logged_often_enough_to_be_replayed():
     first = causes.cells("tiny", Results(lambda config: DATA))
-    assert {cell.arm for cell in first} == {ADAMWN} and len(first) == 20
+    assert {cell.arm for cell in first} == {ADAMWN}
+    assert len(first) == 20
     assert {cell.config.run.log_every for cell in first} == {3}
 
 

@@ -94,6 +94,8 @@ class Protocol:
     stretch: Fraction = Fraction(1)
     """How many times the steps of ``settle``."""
     warmups: tuple[float, ...] = WARMUPS
+    decays: tuple[float, ...] = DECAYS
+    """Those of AdamW."""
     seeds: range = SEEDS
     """Those of the test."""
 
@@ -150,9 +152,10 @@ def trial(
     """A run of an arm at a point."""
     base, kind = settle.BASES[scale], KINDS[arm]
     steps = round(base.run.steps * protocol.stretch)
+    values = protocol.decays if arm == ADAMW else kind.values
     settings: Mapping[str, Any] = {
         "lr": LR[scale] * RATES[point[0]],
-        kind.key: kind.values[point[1]],
+        kind.key: values[point[1]],
         "warmup": round(protocol.warmups[point[2]] * steps),
         "min_lr": FINALS[point[3]],
     }
