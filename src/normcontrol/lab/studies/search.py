@@ -94,10 +94,10 @@ class Protocol:
     stretch: Fraction = Fraction(1)
     """How many times the steps of ``settle``."""
     warmups: tuple[float, ...] = WARMUPS
-    decays: tuple[float, ...] = DECAYS
-    """Those of AdamW."""
     seeds: range = SEEDS
     """Those of the test."""
+    decays: tuple[float, ...] = DECAYS
+    """Those of AdamW."""
 
     def name(self, arm: str) -> str:
         """The name of an arm.
