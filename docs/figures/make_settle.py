@@ -41,6 +41,7 @@ RESULTS = HERE.parents[1] / "results" / "settle-small"
 TINY = RESULTS.with_name("settle-tiny")
 CONFIRMED = RESULTS.with_name("confirm-small")
 MUONS = RESULTS.with_name("muon-tiny")
+CAUSES = RESULTS.with_name("causes-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -160,6 +161,21 @@ def muons() -> str:
     return table(rows)
 
 
+def causes() -> str:
+    """Every arm of the study ``causes``, against AdamWN in the same seeds."""
+    found = evidence(CAUSES)
+    (controlled,) = found.trials(ADAMWN)
+    rows = [["arm", "mean loss", "minus AdamWN", "final norm / initial", "in single runs"]]
+    rows.append(["---"] * len(rows[0]))
+    for arm in (ADAMWN, REPLAYED, ANGLE):
+        (trial,) = found.trials(arm)
+        less = "-" if arm == ADAMWN else str(difference(trial, controlled))
+        norms = trial.values("ratio")
+        ends = f"{min(norms):.3f} to {max(norms):.3f}"
+        rows.append([arm, f"{trial.mean():.4f}", less, f"{statistics.fmean(norms):.3f}", ends])
+    return table(rows)
+
+
 def course(found: Evidence) -> str:
     """AdamWN minus AdamW along the run, in the fresh seeds that both have."""
     rows = [["after step", "AdamWN minus AdamW", "pairs in which AdamWN is above"], ["---"] * 3]
@@ -229,7 +245,7 @@ def main() -> None:
         found = evidence(folder)
         parts = [part(found) for part in (tuning, seeds, differences, course, decays)]
         print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
-    print(confirmed(), muons(), sep="\n\n")
+    print(confirmed(), muons(), causes(), claims(CAUSES), sep="\n\n")
     draw(found, HERE / "settle.png")
 
 
