@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normcontrol.control import NormControl, control_
-from normcontrol.distributed.layouts import ShardError, check_marks
-from normcontrol.groups.members import Controlled, members_of, name_of
+from normcontrol.distributed.layouts import ShardError
+from normcontrol.groups.members import Controlled, members_of
 from normcontrol.groups.outputs import split_by_outputs
 from normcontrol.groups.state import state_of
 from normcontrol.law import projection
@@ -133,12 +133,6 @@ def refuse(still: NormControl) -> None:
                     "brings it to a target. Initialise it first, or leave it out with controlled=."
                 )
     if not still.sets:
-        given = [
-            (name_of(group, i, j), p)
-            for i, group in enumerate(still.param_groups)
-            for j, p in enumerate(group["params"])
-        ]
-        check_marks([name for name, _ in given], [p for _, p in given])
         raise ValueError(
             "set_norm_ has nothing to set: no tensor that was given has two or more dimensions or "
             "is selected by controlled=. Give such tensors, or controlled=True for all of them."

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.debug import CommDebugMode
 
-from normcontrol import AdamWN, NormControl, NormTrace, linear
+from normcontrol import AdamWN, NormControl, NormTrace, linear, set_norm_
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "ratio": linear(1.0, 1.5, steps=5), "rate": 0.2}
 STEPS = 6
@@ -271,6 +271,47 @@ def fsdp1() -> None:
         opt.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(spread, opt, saved))
         assert torch.equal(opt.param_groups[0]["control"]["reference"], norm0)
         assert int(opt.param_groups[0]["control"]["step"]) == STEPS
+
+
+def of_all_ranks() -> dict[str, Any]:
+    return {"norm_group": dist.group.WORLD}
+
+
+def fsdp1_inside() -> None:
+    """Some modules are wrapped and others are not, whose matrices could be controlled."""
+    for use_orig_params in (True, False):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1] = FullyShardedDataParallel(
+            model[1], use_orig_params=use_orig_params, device_id=torch.device("cpu")
+        )
+        initial = model[0].weight.detach().clone()
+        refusal(lambda m=model: AdamWN(m.named_parameters()), "1._fsdp_wrapped", "controlled=True")
+        refusal(lambda m=model: set_norm_(m, norm=2.0), "flat parameter of FSDP1", "before the")
+        assert torch.equal(model[0].weight, initial)
+        refusal(
+            lambda m=model: AdamWN(m.named_parameters(), controlled=True, **of_all_ranks()),
+            "0.weight is outside of FSDP1's wrapping",
+            "once for each rank",
+        )
+        # A norm of its own, or left alone by the group's own word.
+        AdamWN(
+            [
+                {"params": model[0].weight, "scope": "tensor"},
+                {"params": model[1].parameters(), "controlled": True},
+            ],
+            **of_all_ranks(),
+        )
+        opt = AdamWN(
+            [
+                {"params": model[0].parameters()},
+                {"params": model[1].parameters(), "controlled": False},
+            ]
+        )
+        assert [s.params[0].shape for s in opt.sets] == [(4, 4)]
+
+
+def test_fsdp1_around_some_modules_is_not_left_alone_in_silence():
+    run(fsdp1_inside, 2)
 
 
 def test_fsdp1_needs_norm_group_and_then_trains_as_one_process():

@@ -69,7 +69,8 @@ def spread_over_two() -> None:
     for mark, shape in (("tensor_model_parallel", (4, 3)), ("ds_id", (4, 3)), (FLAT, (12,))):
         p = nn.Parameter(torch.ones(shape))
         setattr(p, mark, True)
-        with pytest.raises(ValueError, match="tensor0 is this rank's shard of") as caught:
+        says = "is a flat parameter of FSDP1" if mark == FLAT else "is this rank's shard of"
+        with pytest.raises(ValueError, match=f"tensor0 {says}") as caught:
             set_norm_([p], norm=1.0)
         assert str(caught.value).endswith(WHOLE)
         assert torch.equal(p, torch.ones(shape))

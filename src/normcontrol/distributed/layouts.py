@@ -80,6 +80,30 @@ def check_marks(names: Sequence[str], params: Sequence[Tensor]) -> None:
                 raise ShardError(f"{fact} whole.", f"{ADVICE}.")
 
 
+def is_flat_shard(param: Any) -> bool:
+    """Return whether this is a parameter of FSDP1: of one dimension, whatever weights it has."""
+    return getattr(param, "_fsdp_flattened", False) is True
+
+
+def refuse_flat_shard(name: str) -> None:
+    """Refuse a flat shard that the rule for matrices would leave alone."""
+    raise ShardError(
+        f"{name} is a flat parameter of FSDP1. It has one dimension, also where its weights are "
+        "matrices, so by controlled='matrices' nothing would be controlled in it.",
+        "Put the weights to control into a group with controlled=True, give norm_group, and set "
+        "controlled=False in the other groups; or use FSDP2, whose DTensors keep their shapes.",
+    )
+
+
+def refuse_whole_beside_shards(name: str) -> None:
+    """Refuse a tensor that every rank has whole, where the norms of shards are summed."""
+    raise ValueError(
+        f"{name} is outside of FSDP1's wrapping: every rank has it whole, and norm_group would "
+        "count it once for each rank. Wrap the whole model in FSDP1, or give this tensor a group "
+        "with scope='tensor' or controlled=False."
+    )
+
+
 def _check_replaced(before: int, params: Sequence[Tensor], scope: Scope) -> None:
     now = sum(scope.sizes(params))
     is_flat = len(params) == 1 and params[0].dim() == 1
@@ -138,7 +162,7 @@ def check_partitioned(
 
 def _check_whole(names: Sequence[str], params: Sequence[Tensor], scope: Scope) -> None:
     for name, p in zip(names, params, strict=True):
-        if p.dim() < 2 or getattr(p, "_fsdp_flattened", False):
+        if p.dim() < 2 or is_flat_shard(p):
             raise ValueError(
                 f"scope={scope.name!r} needs whole tensors, but under norm_group {name} is flat, "
                 "like the shards of FSDP1 and ZeRO, in which the bounds of tensors and rows are "
