@@ -56,6 +56,7 @@ figures: $(READY)  ## draw the figures of the documentation anew
 	$(BIN)/python docs/make_results.py
 	$(BIN)/python docs/figures/make_transfer.py
 	$(BIN)/python docs/figures/make_settle.py
+	$(BIN)/python docs/figures/make_search.py
 	$(BIN)/python docs/figures/make_budget.py
 	$(BIN)/python benchmarks/predict.py --draw results/predict_tiny.json --figure docs/figures/predict.png
 	$(BIN)/python benchmarks/predict.py --draw results/predict_small.json --figure docs/figures/predict_small.png

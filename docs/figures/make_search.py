@@ -1,7 +1,6 @@
 """Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
-the page search.md, of the studies ``rise``, ``horizon``, ``growth``, ``remarks`` and
-``kept`` too:
-``python docs/figures/make_search.py``.
+the pages search.md (``search`` and ``rise``) and longer.md (``horizon``, ``growth``, ``remarks``
+and ``kept``): ``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
 """

@@ -2,7 +2,7 @@
 
 There the best warm-up of the short runs was the longest of the list, so that nothing could be shown
 about them. Here they are tuned again, with longer ones. The long runs have the settings that were
-chosen there, in twice as many seeds. The plan is in docs/search.md.
+chosen there, in twice as many seeds. The plan is in docs/longer.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ with a third and with three times the steps.
 
 The paper's gains are those of long runs, and it says that they grow with the budget. Here every
 setting of both arms is tuned again for each length of run, so that no arm is carried over from
-another length. The plan is in docs/search.md.
+another length. The plan is in docs/longer.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In ``remarks`` the best other target was the highest that was tried, so that nothing was shown. Here
 higher ones are tried, and new seeds decide. An edge matters only where the claim would be
-supported: a best target beyond it refutes the claim all the more. The plan is in docs/search.md.
+supported: a best target beyond it refutes the claim all the more. The plan is in docs/longer.md.
 """
 
 from __future__ import annotations

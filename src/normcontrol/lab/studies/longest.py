@@ -4,7 +4,7 @@
 In ``growth`` AdamWN gained on AdamW with more steps, and was level with it in the longest runs that
 were made. Here the runs are three times as long as those. Both arms start from the settings that
 were best there, are tuned again around these by one rule, and are tested with new seeds. The plan
-is in docs/search.md.
+is in docs/longer.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The rate hardly matters; LayerNorm is better left alone; the best decay depends on the number of
 steps, and the best target does not. AdamW and AdamWN with a rising target have the settings that
-the studies ``search`` and ``rise`` chose, and new seeds. The plan is in docs/search.md.
+the studies ``search`` and ``rise`` chose, and new seeds. The plan is in docs/longer.md.
 """
 
 from __future__ import annotations
