@@ -288,6 +288,7 @@ def fsdp1_inside() -> None:
         refusal(lambda m=model: AdamWN(m.named_parameters()), "1._fsdp_wrapped", "controlled=True")
         refusal(lambda m=model: set_norm_(m, norm=2.0), "flat parameter of FSDP1", "before the")
         assert torch.equal(model[0].weight, initial)
+        refusal(lambda m=model: NormTrace(torch.optim.AdamW(m.parameters())), "flat parameter of")
         refusal(
             lambda m=model: AdamWN(m.named_parameters(), controlled=True, **of_all_ranks()),
             "0.weight is outside of FSDP1's wrapping",

@@ -18,12 +18,11 @@ from normcontrol.distributed.layouts import (
     check_recognised,
     is_flat_shard,
     is_partitioned,
-    refuse_flat_shard,
     refuse_whole_beside_shards,
 )
 from normcontrol.distributed.shards import shards_of, whole_norms
 from normcontrol.distributed.sharing import Sharing
-from normcontrol.groups.members import Members, members_of, name_of
+from normcontrol.groups.members import Members, members_of, refuse_flat_shards
 from normcontrol.groups.outputs import is_known, outputs_of
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import (
@@ -99,7 +98,9 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     Frozen tensors are left out. The list is empty if no tensor is controlled now.
     """
     members = members_of(groups)
-    check_flat_shards(groups, members, sharing)
+    refuse_flat_shards(groups, members)
+    if sharing.norm_group is not None:
+        check_whole_tensors(groups, members)
     controlled = [
         i for i in range(len(groups)) if members[i].params or _is_on_other_ranks(groups[i], sharing)
     ]
@@ -122,22 +123,14 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     return [s for s in sets if s.params or s.is_joint_over_ranks]
 
 
-def check_flat_shards(groups: list[Group], members: list[Members], sharing: Sharing) -> None:
-    """Refuse flat shards that would be left alone in silence, or counted beside whole tensors.
-
-    Where some are controlled, the other ones were sorted out by hand.
-    """
-    if any(is_flat_shard(p) for _, params in members for p in params):
-        for group, (names, params) in zip(groups, members, strict=True):
-            joint = sharing.norm_group is not None and parse_scope(state_of(group)["scope"]).joint
-            whole = [n for n, p in zip(names, params, strict=True) if not is_flat_shard(p)]
-            if joint and whole:
-                refuse_whole_beside_shards(whole[0])
+def check_whole_tensors(groups: list[Group], members: list[Members]) -> None:
+    """Refuse whole tensors whose norm is summed over the ranks together with flat shards."""
+    if not any(is_flat_shard(p) for _, params in members for p in params):
         return
-    for index, group in enumerate(groups):
-        for j, p in enumerate(group["params"]):
-            if is_flat_shard(p) and state_of(group)["controlled"] == "matrices":
-                refuse_flat_shard(name_of(group, index, j))
+    for group, (names, params) in zip(groups, members, strict=True):
+        whole = [name for name, p in zip(names, params, strict=True) if not is_flat_shard(p)]
+        if whole and parse_scope(state_of(group)["scope"]).joint:
+            refuse_whole_beside_shards(whole[0])
 
 
 def _is_on_other_ranks(group: Group, sharing: Sharing) -> bool:

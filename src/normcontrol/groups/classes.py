@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from normcontrol.distributed.shards import whole_norms
 from normcontrol.distributed.sharing import Sharing
-from normcontrol.groups.members import Members, marks_of_decay, members_of
+from normcontrol.groups.members import Members, marks_of_decay, members_of, refuse_flat_shards
 from normcontrol.scope import SCOPES
 
 
@@ -94,12 +94,13 @@ def regularised(optimizer: Optimizer) -> list[Members]:
     """The tensors of every group that the optimizer regularises: those that AdamWN would
     control."""
     marks = marks_of_decay(optimizer.param_groups)
-    return members_of(
-        [
-            {"controlled": mark, **group}
-            for group, mark in zip(optimizer.param_groups, marks, strict=True)
-        ]
-    )
+    groups = [
+        {"controlled": mark, **group}
+        for group, mark in zip(optimizer.param_groups, marks, strict=True)
+    ]
+    members = members_of(groups)
+    refuse_flat_shards(groups, members)
+    return members
 
 
 def classes_of(

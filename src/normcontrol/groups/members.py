@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from normcontrol.distributed.layouts import is_flat_shard, refuse_flat_shard
 from normcontrol.distributed.ranks import is_dtensor
 from normcontrol.groups.outputs import split_by_outputs
 from normcontrol.weights.memory import overlaps, view_of
@@ -53,12 +54,18 @@ def as_rule(controlled: Controlled, group: Mapping[str, Any]) -> bool | str | tu
     )
 
 
+def rule_of(group: Mapping[str, Any]) -> bool | str | tuple[str, ...]:
+    """Return which tensors of a group are controlled, as it is stored."""
+    rule: bool | str | tuple[str, ...] = group.get(CONTROL, group).get("controlled", "matrices")
+    return rule
+
+
 def controlled_params(group: Mapping[str, Any], index: int = 0) -> list[tuple[str, Tensor]]:
     """Return the tensors that the group's ``controlled`` includes, with their names.
 
     A tensor without elements has no norm.
     """
-    rule = group.get(CONTROL, group).get("controlled", "matrices")
+    rule = rule_of(group)
     found = []
     for j, p in enumerate(group["params"]):
         name = name_of(group, index, j)
@@ -103,6 +110,19 @@ def refuse_overlaps(groups: Sequence[Mapping[str, Any]]) -> None:
                 "different views of the same memory: the weights that they share would be counted "
                 "in the norm and scaled twice. Give the optimizer one of them, or two copies."
             )
+
+
+def refuse_flat_shards(groups: Sequence[Mapping[str, Any]], members: Sequence[Members]) -> None:
+    """Refuse flat shards that the rule for matrices would leave alone in silence.
+
+    Where some are controlled, the other ones were sorted out by hand.
+    """
+    if any(is_flat_shard(p) for _, params in members for p in params):
+        return
+    for index, group in enumerate(groups):
+        for j, p in enumerate(group["params"]):
+            if is_flat_shard(p) and rule_of(group) == "matrices":
+                refuse_flat_shard(name_of(group, index, j))
 
 
 def name_of(group: Mapping[str, Any], index: int, j: int) -> str:
