@@ -1,12 +1,13 @@
 """Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
-the pages search.md (``search`` and ``rise``) and longer.md (``horizon``, ``growth``, ``remarks``
-and ``kept``): ``python docs/figures/make_search.py``.
+the pages search.md (``search`` and ``rise``) and longer.md (``horizon``, ``growth``, ``longest``,
+``remarks`` and ``kept``): ``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 import textwrap
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from make_settle import evidence
 
-from normcontrol.lab.studies import horizon, remarks, rise, search
+from normcontrol.lab.studies import horizon, longest, remarks, rise, search
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, SQRT, TENSOR
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -29,6 +30,7 @@ RESULTS = HERE.parents[1] / "results" / "search-tiny"
 RISE = RESULTS.with_name("rise-tiny")
 HORIZON = RESULTS.with_name("horizon-tiny")
 GROWTH = RESULTS.with_name("growth-tiny")
+LONGEST = RESULTS.with_name("longest-tiny")
 REMARKS = RESULTS.with_name("remarks-tiny")
 KEPT = RESULTS.with_name("kept-tiny")
 STYLES = {
@@ -94,11 +96,8 @@ def claims(folder: Path = RESULTS) -> str:
     """The outcome of every claim."""
     lines = ["| claim | outcome | numbers |", "| --- | --- | --- |"]
     for claim, finding in judge(open_folder(folder)).findings:
-        numbers = (
-            finding.text()
-            .split(": ", 1)[1]
-            .replace(", chosen by seeds 0, 1, 2, 3, 4, 5, 6 and tested by others", "")
-        )
+        numbers = re.sub(", chosen by seeds .*? and tested by others", "", finding.text())
+        numbers = numbers.split(": ", 1)[1]
         lines.append(f"| {claim.name} | **{finding.outcome}** | {numbers} |")
     return "\n".join(lines)
 
@@ -136,7 +135,8 @@ if __name__ == "__main__":
     runs = evidence(RESULTS)
     draw(runs)
     print(table(runs), claims(), sep="\n\n", end="\n\n")
-    for folder, study in ((RISE, rise), (HORIZON, horizon), (GROWTH, horizon)):
+    tuned = ((RISE, rise), (HORIZON, horizon), (GROWTH, horizon), (LONGEST, longest))
+    for folder, study in tuned:
         print(table(evidence(folder), study.ARMS), claims(folder), sep="\n\n", end="\n\n")
     for folder in (REMARKS, KEPT):
         print(claims(folder), longer(evidence(folder)), sep="\n\n", end="\n\n")

@@ -14,8 +14,6 @@ from normcontrol.lab.study.cells import identity
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check
 
-ARMS = [longest.LONGEST.name(arm) for arm in longest.KINDS]
-
 
 def ledger(lead, best_lr=8.5e-3, best_warmup=270):
     """Made-up results with one optimum for both arms, and a lead of AdamWN."""
@@ -43,11 +41,11 @@ def test_it_starts_with_the_settings_that_growth_tested_in_shorter_runs():
 def test_both_arms_are_tuned_alike_and_tested_pair_by_pair_with_new_seeds():
     of = ledger(0.0)
     cells = of.cells(of.results())
-    parts = [Counter(c.part for c in cells if c.arm == arm) for arm in ARMS]
+    parts = [Counter(c.part for c in cells if c.arm == arm) for arm in longest.ARMS]
     assert parts[0] == parts[1]
     assert parts[0]["test"] == 30
     assert [(c.arm, c.seed) for c in cells[-4:]] == [
-        (arm, seed) for seed in (229, 230) for arm in ARMS
+        (arm, seed) for seed in (229, 230) for arm in longest.ARMS
     ]
     before = {*search.CHOSEN_BY, *search.SEEDS, *growth.SEEDS, *kept.SEEDS, *causes.SEEDS}
     assert not before & {c.seed for c in cells if c.part == "test"}
@@ -64,7 +62,7 @@ def test_no_trial_is_made_twice():
 def test_edges_are_moved_until_the_best_lies_inside():
     of = ledger(0.0, best_lr=0.017, best_warmup=135)
     cells = of.cells(of.results())
-    for arm in ARMS:
+    for arm in longest.ARMS:
         tried = [c.config.optim for c in cells if c.arm == arm and c.part == "search"]
         chosen = next(c.config.optim for c in cells if c.arm == arm and c.part == "test")
         assert chosen.lr == pytest.approx(0.017)

@@ -43,6 +43,7 @@ CENTRE: Point = (5, 4, 3, 1)
 ratio of 1.56, a tenth of warm-up, and 0.03 of the learning rate at the end."""
 
 KINDS = (ADAMW, RISING)
+ARMS = tuple(LONGEST.name(arm) for arm in KINDS)
 REPAIRS, BEST, MORE = 2, 2, (1, 2)
 """How often the edges of what was tried are moved; how many of the best are run with which further
 seeds."""
@@ -119,9 +120,6 @@ STUDY = Study(
     cells,
     "AdamW and AdamWN with a rising target in nine times the steps of the study search, tuned "
     "around the settings of the study growth and tested with new seeds.",
-    LONGEST.name(ADAMW),
-    (
-        lower("lower in the longest runs", LONGEST.name(ADAMW), LONGEST.name(RISING)),
-        level("level in the longest runs", LONGEST.name(ADAMW), LONGEST.name(RISING)),
-    ),
+    ARMS[0],
+    (lower("lower in the longest runs", *ARMS), level("level in the longest runs", *ARMS)),
 )
