@@ -228,6 +228,7 @@ def test_the_pages_of_search_have_the_tables_of_their_results(monkeypatch):
         ("search", make_search.RISE, make_search.rise),
         ("longer", make_search.HORIZON, make_search.horizon),
         ("longer", make_search.GROWTH, make_search.horizon),
+        ("longer", make_search.LONGEST, make_search.longest),
     ):
         page = (ROOT / f"docs/{name}.md").read_text()
         assert make_search.table(make_search.evidence(folder), study.ARMS) in page

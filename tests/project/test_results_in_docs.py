@@ -278,11 +278,25 @@ def test_what_growth_shows_is_what_its_claims_say(page):
     assert differences(level[1]) == [long]
     text = read(page)
     if page == "README.md":
-        assert "level with it within 0.01 in 1,800" in text
+        assert "level with it within 0.01 in 1,800 and" in text
         return
     assert f"from {rounded(short, 3)} with 200 steps to" in text
     assert f"{rounded(long, 3)}" in text
     assert changed.lstrip("-") in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/make_results.py", "docs/longer.md"])
+def test_what_longest_shows_is_what_its_claims_say(page):
+    lower, level = (
+        claim("longest-tiny", f"AdamWN, rising target, steps x9 {says}")
+        for says in ("has a lower validation loss than AdamW", "is level with AdamW")
+    )
+    assert [lower[0], level[0]] == ["refuted", "not shown"], f"{page} has to say what is shown"
+    (above,) = differences(lower[1])
+    text = read(page)
+    assert f"{rounded(above, 3)} above" in text
+    if page != "README.md":
+        assert above in text
 
 
 @pytest.mark.parametrize(
