@@ -169,6 +169,43 @@ def test_every_setting_compiles(dtype, settings):
 
 @pytest.mark.parametrize(
     "make",
+    [
+        lambda params: AdamWN(params, lr=torch.tensor(1e-2), ratio=linear(1.0, 2.0, steps=40)),
+        lambda params: AdamWN(params, lr=torch.tensor(1e-2), gain=0.8, order="before"),
+        lambda params: NormControl(torch.optim.SGD(params, lr=0.1, momentum=0.9), scope="row"),
+    ],
+    ids=["AdamWN", "before", "NormControl"],
+)
+def test_a_compiled_step_is_one_graph(make):
+    """Count, target, the optimizer's own step and control: no more graphs than torch's AdamW."""
+    model = SmallModel()
+    opt = make(list(model.parameters()))
+    train(model, opt, range(2))
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    train(model, opt, range(2, 5), step=torch.compile(opt.step, backend=counter))
+    assert counter.frame_count == 1
+    assert int(opt.param_groups[0]["control"]["step"]) == 5
+
+
+def test_a_compiled_step_that_fails_is_not_counted():
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=torch.tensor(1e-2))
+    train(model, opt, range(2))
+    before = weights(model)
+
+    def closure():
+        raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data"):
+        torch.compile(opt.step, backend="eager")(closure)
+    assert int(opt.param_groups[0]["control"]["step"]) == 2
+    assert torch.is_grad_enabled()
+    assert same(weights(model), before)
+
+
+@pytest.mark.parametrize(
+    "make",
     [AdamWN, lambda params: NormControl(torch.optim.SGD(params, lr=0.1))],
     ids=["AdamWN", "NormControl"],
 )
