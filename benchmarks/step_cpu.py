@@ -47,6 +47,14 @@ def adam(rate: float = 0.1, **chosen: bool) -> tuple[Make, Make]:
     )
 
 
+def compiled_adam() -> tuple[Make, Make]:
+    """AdamW and AdamWN for steps that are compiled, with a learning rate that may change."""
+    return (
+        lambda weights: AdamW(weights, torch.tensor(LR), weight_decay=0.1),
+        lambda weights: AdamWN(weights, torch.tensor(LR)),
+    )
+
+
 def sgd(**settings: Any) -> tuple[Make, Make]:
     """SGD without and with control."""
     return (
@@ -62,6 +70,7 @@ IMPLEMENTATIONS: dict[str, tuple[Make, Make]] = {
     "default": adam(),
     "foreach": adam(foreach=True),
     "for-loop": adam(foreach=False),
+    "compiled": compiled_adam(),
     "SGD, momentum": sgd(momentum=0.9),
     "SGD": sgd(),
 }
@@ -70,14 +79,19 @@ MLP: Shapes = [(128, 64), (128,), (128, 128), (128,), (10, 128), (10,)]
 FUSED = ("fused", "fused, rate 0.01", "fused, no guess holds")
 CASES: dict[str, tuple[Shapes, int, tuple[str, ...]]] = {
     "GPT-2 124M": (gpt_shapes(768, 12, 50304), 1, (*FUSED, "foreach", "for-loop")),
-    "12 layers of 1,024": ([(1024, 1024), (1024,)] * 12, 2, (*FUSED, "default")),
-    "MLP of 26,000": (MLP, 50, ("fused", "default", "SGD, momentum", "SGD")),
+    "12 layers of 1,024": ([(1024, 1024), (1024,)] * 12, 2, (*FUSED, "default", "compiled")),
+    "MLP of 26,000": (MLP, 50, ("fused", "default", "compiled", "SGD, momentum", "SGD")),
     "1,000 tensors of 8x8": ([(8, 8)] * 1000, 5, ("fused", "foreach", "for-loop")),
 }
 """The shapes, how many times more often a small case is repeated, and the implementations."""
 SHORT: dict[str, tuple[Shapes, int, tuple[str, ...]]] = {
-    "small": ([(64, 48), (48,)] * 4, 1, tuple(IMPLEMENTATIONS)),
+    "small": (
+        [(64, 48), (48,)] * 4,
+        1,
+        tuple(name for name in IMPLEMENTATIONS if name != "compiled"),
+    ),
 }
+"""Without the compiled steps, which need a C++ compiler."""
 
 
 def make_weights(shapes: Shapes) -> list[Tensor]:
@@ -92,9 +106,12 @@ def make_gradients(shapes: Shapes) -> list[list[Tensor]]:
 class Steps:
     """Steps of one optimizer, with other gradients at every step."""
 
-    def __init__(self, make: Make, shapes: Shapes, gradients: list[list[Tensor]]) -> None:
+    def __init__(
+        self, make: Make, shapes: Shapes, gradients: list[list[Tensor]], compiled: bool = False
+    ) -> None:
         self.weights, self.gradients, self.done = make_weights(shapes), gradients, 0
         self.opt = make(self.weights)
+        self.step: Any = torch.compile(self.opt.step) if compiled else self.opt.step
 
     def __call__(self) -> float:
         """Make a step; return its time without that of setting the gradients."""
@@ -102,7 +119,7 @@ class Steps:
             w.grad = g
         self.done += 1
         start = time.perf_counter()
-        self.opt.step()
+        self.step()
         return time.perf_counter() - start
 
 
@@ -129,13 +146,13 @@ def interleaved(functions: list[Callable[[], float]], repeats: int) -> list[list
     return times
 
 
-def peak_extra_bytes(opt: Optimizer) -> int | None:
+def peak_extra_bytes(steps: Steps) -> int | None:
     """The peak memory of the process during a step, beyond its memory before it. None if the system
     does not report it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current size
         before = _status("VmRSS")
-        opt.step()
+        steps()
         return max(0, _status("VmHWM") - before)
     except OSError:
         return None
@@ -150,7 +167,10 @@ def _status(field: str) -> int:
 def compare(case: str, shapes: Shapes, implementation: str, repeats: int) -> dict[str, Any]:
     """Time an optimizer without and with control, and the norm and the scaling alone."""
     gradients = make_gradients(shapes)
-    plain, ours = (Steps(make, shapes, gradients) for make in IMPLEMENTATIONS[implementation])
+    compiled = implementation == "compiled"
+    torch.compiler.reset()  # or it compiles for any shapes after the second case
+    makes = IMPLEMENTATIONS[implementation]
+    plain, ours = (Steps(make, shapes, gradients, compiled) for make in makes)
     folded.TOLERANCE = -1.0 if implementation.endswith("no guess holds") else 2.0**-23
     controlled, one = [w for w in ours.weights if w.dim() >= 2], torch.tensor(1.0)
     stepper: Any = ours.opt.stepper  # type: ignore[attr-defined]
@@ -160,7 +180,8 @@ def compare(case: str, shapes: Shapes, implementation: str, repeats: int) -> dic
         corrected.append(None)
         multiply(*arguments)
 
-    stepper.multiply_local_ = counted
+    if not compiled:
+        stepper.multiply_local_ = counted
 
     @torch.no_grad()
     def norm() -> Tensor:
@@ -172,7 +193,7 @@ def compare(case: str, shapes: Shapes, implementation: str, repeats: int) -> dic
 
     times = interleaved([plain, ours, timed(norm), timed(scale)], repeats)
     medians = [statistics.median(t) for t in times]
-    peaks = [peak_extra_bytes(opt) for opt in (plain.opt, ours.opt)]
+    peaks = [peak_extra_bytes(steps) for steps in (plain, ours)]
     return {
         "case": case,
         "implementation": implementation,
@@ -185,7 +206,7 @@ def compare(case: str, shapes: Shapes, implementation: str, repeats: int) -> dic
         "scale_alone_ms": 1e3 * medians[3],
         "ratio": medians[1] / medians[0],
         "ratio_of_minima": min(times[1]) / min(times[0]),
-        "corrected": len(corrected) / (ours.done + 1) if getattr(stepper, "folded", 0) else None,
+        "corrected": len(corrected) / ours.done if getattr(stepper, "folded", 0) else None,
         "plain_peak_extra_bytes": peaks[0],
         "controlled_peak_extra_bytes": peaks[1],
         "repeats": repeats,

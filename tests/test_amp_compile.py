@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from normcontrol import AdamWN, NormControl, cosine, linear, trace
+from normcontrol.steppers import stepper
 
 
 def weights(model):
@@ -186,6 +187,18 @@ def test_a_compiled_step_is_one_graph(make):
     train(model, opt, range(2, 5), step=torch.compile(opt.step, backend=counter))
     assert counter.frame_count == 1
     assert int(opt.param_groups[0]["control"]["step"]) == 5
+
+
+def test_large_weights_are_stepped_in_place(monkeypatch):
+    """In one graph the stepped weights would be a temporary of their size."""
+    monkeypatch.setattr(stepper, "LARGEST_GRAPH", 10)
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=torch.tensor(1e-2))
+    train(model, opt, range(2))
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    train(model, opt, range(2, 5), step=torch.compile(opt.step, backend=counter))
+    assert counter.frame_count > 1
 
 
 def test_a_compiled_step_that_fails_is_not_counted():

@@ -66,6 +66,11 @@ set_grad_mode: Any = _use_grad_for_differentiable
 graph begins and ends there."""
 SETS_GRAD_MODE: Any = set_grad_mode(_example)
 
+LARGEST_GRAPH = 1 << 20
+"""Controlled weights that are stepped and multiplied in one graph of the compiler. In one graph the
+stepped weights are a temporary, not written in place: for more weights that takes longer than
+the calls of two graphs, and memory."""
+
 HOOKS_OF_STEP = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -136,7 +141,8 @@ class Stepper(ABC):
     arguments: Mapping[str, Any] = {}
     """What ``step`` was given beside the closure, for the wrapped optimizer."""
     inner_step: Callable[..., Any] | None = None
-    """The optimizer's step without ``set_grad_mode``, if that is around it."""
+    """The optimizer's step without ``set_grad_mode``, for a graph of the compiler that holds the
+    control too. None if there is no such step, or too many weights."""
     reason: str | None = None
     """Why the Triton kernels do not carry out the steps; None if they do."""
 
@@ -150,8 +156,9 @@ class Stepper(ABC):
         self.sets = sets
         self._bare_step, self._hooked_step = without_global_hooks(self.optimizer)
         step: Any = self._bare_step
-        decorated = getattr(step, "__code__", None) is SETS_GRAD_MODE.__code__
-        self.inner_step = step.__wrapped__ if decorated else None
+        joinable = getattr(step, "__code__", None) is SETS_GRAD_MODE.__code__
+        joinable = joinable and sum(p.numel() for s in sets for p in s.params) <= LARGEST_GRAPH
+        self.inner_step = step.__wrapped__ if joinable else None
 
     def begin(self) -> None:  # noqa: B027
         """Look at the gradients of this step."""

@@ -63,7 +63,7 @@ def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
     if not params:
         return torch.zeros(0, dtype=torch.float64)
     if scope.axes is None and not torch.is_grad_enabled() and all(map(_is_small, params)):
-        return torch.stack(torch._foreach_norm(list(params), 2, torch.float64))
+        return torch.stack(_norms(list(params), torch.float64))
     home = params[0].device
     exact = torch.float32 if home.type == "mps" else torch.float64
     if torch.is_grad_enabled():  # differentiable=True: the weights change in place afterwards
@@ -143,12 +143,18 @@ def _tensor_norms(params: Sequence[Tensor], home: torch.device, exact: torch.dty
             longest = -1 if dtype.is_complex else SMALL  # the norms of blocks are real
             some = [p if p.numel() <= longest else _block_norms(p, sums) for p in some]
             sums = exact
-        together = torch.stack(torch._foreach_norm(some, 2, sums)).to(home, exact)
+        together = torch.stack(_norms(some, sums)).to(home, exact)
         if len(alike) == 1:
             return together
         for i, norm in zip(indices, together.unbind(), strict=True):
             norms[i] = norm
     return torch.stack(norms)
+
+
+def _norms(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    if torch.compiler.is_compiling() and tensors[0].is_cpu:  # joined with what comes before
+        return [torch.linalg.vector_norm(t, dtype=dtype) for t in tensors]
+    return list(torch._foreach_norm(tensors, 2, dtype))
 
 
 def _block_norms(p: Tensor, dtype: torch.dtype) -> Tensor:
