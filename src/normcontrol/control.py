@@ -27,14 +27,7 @@ from normcontrol.groups.state import restored_state, saved_state, state_of, unch
 from normcontrol.groups.turns import Turns, check_pieces, may_move
 from normcontrol.law import Law
 from normcontrol.schedule import Value
-from normcontrol.steppers.stepper import (
-    NO_SCALER,
-    PlainStepper,
-    Scaler,
-    Stepper,
-    evaluated,
-    set_grad_mode,
-)
+from normcontrol.steppers.stepper import NO_SCALER, PlainStepper, Scaler, Stepper, evaluated
 from normcontrol.warn import warn
 from normcontrol.wrapper import Wrapper, not_compiled, not_compiled_before
 
@@ -171,18 +164,12 @@ class NormControl(Wrapper):
         if not usual and (self._fresh or not compiling) and not self._is_ours():
             given = (self.__dict__.get(name) for name in Scaler._fields)
             return self.stepper.optimizer_step(closure, Scaler(*given))
-        fresh, scaler = self._fresh, NO_SCALER
+        scaler, loss, stepper = NO_SCALER, None, self.stepper
+        counted: Tensor | int = 0
+        fresh, calls = self._fresh, self.clock.calls
         self._refresh(usual)
         if "found_inf" in self.__dict__:
             scaler = Scaler(self.__dict__.get("grad_scale"), self.found_inf.reshape(()))
-        if compiling and self.stepper.inner_step is not None:
-            return self._make_step_as_one_graph(closure, scaler, fresh)
-        return self._make_step(closure, scaler, fresh)
-
-    def _make_step(self, closure: Any, scaler: Scaler, fresh: bool) -> float | None:
-        """Make a step of both. ``fresh`` is whether it is the first one, in case of an error."""
-        stepper, loss, calls = self.stepper, None, self.clock.calls
-        counted: Tensor | int = 0
         try:
             if closure is not None and (self._before or stepper.needs_gradients):
                 loss, closure = evaluated(closure)
@@ -200,9 +187,6 @@ class NormControl(Wrapper):
             raise
         self._control(self._after, scaler.found_inf)
         return stepped if loss is None else loss
-
-    _make_step_as_one_graph = set_grad_mode(_make_step)
-    """For the compiler: torch's decorator breaks its graph around a step, here around all of it."""
 
     def _count(self, found_inf: Tensor | None) -> Tensor | int:
         """Count a step, in place and on its device; on the host if the host can know it."""

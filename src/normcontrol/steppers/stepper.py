@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import _use_grad_for_differentiable
 
 from normcontrol.distributed.ranks import local, local_tensors
 from normcontrol.distributed.shards import GradientNorm, measure_shards
@@ -61,15 +60,6 @@ OWN_HOOKS_ALONE = CALLS_HOOKS.__globals__.copy()
 OWN_HOOKS_ALONE.update(_global_optimizer_pre_hooks={}, _global_optimizer_post_hooks={})
 del OWN_HOOKS_ALONE["__name__"]  # or the compiler looks names up in torch's module
 
-set_grad_mode: Any = _use_grad_for_differentiable
-"""The decorator of the steps of torch's optimizers: gradients are off within, and the compiler's
-graph begins and ends there."""
-SETS_GRAD_MODE: Any = set_grad_mode(_example)
-
-LARGEST_GRAPH = 1 << 20
-"""Controlled weights that are stepped and multiplied in one graph of the compiler. In one graph the
-stepped weights are a temporary, not written in place: for more weights that takes longer than
-the calls of two graphs, and memory."""
 
 HOOKS_OF_STEP = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
@@ -140,9 +130,6 @@ class Stepper(ABC):
     """Whether :meth:`begin` must be called when the gradients are known, before anything else."""
     arguments: Mapping[str, Any] = {}
     """What ``step`` was given beside the closure, for the wrapped optimizer."""
-    inner_step: Callable[..., Any] | None = None
-    """The optimizer's step without ``set_grad_mode``, for a graph of the compiler that holds the
-    control too. None if there is no such step, or too many weights."""
     reason: str | None = None
     """Why the Triton kernels do not carry out the steps; None if they do."""
 
@@ -155,10 +142,6 @@ class Stepper(ABC):
         """Take over new sets: at construction, and after groups or trained tensors changed."""
         self.sets = sets
         self._bare_step, self._hooked_step = without_global_hooks(self.optimizer)
-        step: Any = self._bare_step
-        joinable = getattr(step, "__code__", None) is SETS_GRAD_MODE.__code__
-        joinable = joinable and sum(p.numel() for s in sets for p in s.params) <= LARGEST_GRAPH
-        self.inner_step = step.__wrapped__ if joinable else None
 
     def begin(self) -> None:  # noqa: B027
         """Look at the gradients of this step."""
@@ -222,17 +205,10 @@ class Stepper(ABC):
             before, after = HOOKS_OF_STEP
             has_hooks = getattr(optimizer, before, None) or getattr(optimizer, after, None)
             step = self._hooked_step if has_hooks else self._bare_step
-            if torch.compiler.is_compiling() and not has_hooks and self._grad_mode_is_set():
-                step = self.inner_step or step  # the compiler's graph goes on
             return step(optimizer, *closures, **self.arguments)
         finally:
             for name in given:
                 del optimizer.__dict__[name]
-
-    def _grad_mode_is_set(self) -> bool:
-        """Return whether ``set_grad_mode`` would change nothing."""
-        wanted = self.optimizer.defaults.get("differentiable")
-        return self.inner_step is not None and torch.is_grad_enabled() == wanted
 
     def hand_over(self) -> None:  # noqa: B027
         """Store in the groups what the next step needs, for a checkpoint or another stepper."""
