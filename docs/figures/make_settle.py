@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from normcontrol.lab.studies import settle
+from normcontrol.lab.studies import gpt2, settle
 from normcontrol.lab.studies.muon import LESS_DECAY
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.optimizers import MUON, MUON_CONTROLLED
@@ -42,6 +42,7 @@ TINY = RESULTS.with_name("settle-tiny")
 CONFIRMED = RESULTS.with_name("confirm-small")
 MUONS = RESULTS.with_name("muon-tiny")
 CAUSES = RESULTS.with_name("causes-tiny")
+GPT2 = RESULTS.with_name("gpt2-small")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -176,6 +177,26 @@ def causes() -> str:
     return table(rows)
 
 
+def paper_model() -> str:
+    """Every arm of the study ``gpt2`` and its difference to AdamW, on both texts."""
+    found = evidence(GPT2)
+    (adamw,) = found.trials(ADAMW)
+    rows = [["arm", "seeds", "validation loss", "minus AdamW", "on owt, minus AdamW"]]
+    rows[0] += ["last training loss", "final norm / initial", "final gain"]
+    rows.append(["---"] * len(rows[0]))
+    for arm in (ADAMW, gpt2.PAPERS, gpt2.GAIN, ADAMC):
+        for trial in found.trials(arm):
+            keys = ("val_loss", "val_loss_owt")
+            less = ["-" if arm == ADAMW else str(difference(trial, adamw, k)) for k in keys]
+            loss, ratio, gain = (
+                f"{statistics.fmean(trial.values(key)):.{digits}f}"
+                for key, digits in (("loss", 4), ("ratio", 2), ("gain", 2))
+            )
+            seeds = ", ".join(map(str, trial.seeds))
+            rows.append([arm, seeds, f"{trial.mean():.4f}", *less, loss, ratio, gain])
+    return table(rows)
+
+
 def course(found: Evidence) -> str:
     """AdamWN minus AdamW along the run, in the fresh seeds that both have."""
     rows = [["after step", "AdamWN minus AdamW", "pairs in which AdamWN is above"], ["---"] * 3]
@@ -245,7 +266,7 @@ def main() -> None:
         found = evidence(folder)
         parts = [part(found) for part in (tuning, seeds, differences, course, decays)]
         print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
-    print(confirmed(), muons(), causes(), claims(CAUSES), sep="\n\n")
+    print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), sep="\n\n")
     draw(found, HERE / "settle.png")
 
 

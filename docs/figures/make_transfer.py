@@ -7,7 +7,6 @@ It reads records and trains nothing. What regret is, is defined in ``normcontrol
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import defaultdict
 from fractions import Fraction
@@ -139,53 +138,7 @@ def losses(found: Evidence) -> Losses:
     return out
 
 
-def draw(found: Losses, path: Path) -> None:
-    """Two panels: the loss by learning rate, and the loss minus that of AdamW with the same seed in
-    every condition. In the first the lines are the runs with the first seed and the crosses those
-    with other seeds; in the second every mark is a run."""
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(13, 4.6), layout="constrained", width_ratios=(2, 3)
-    )
-    base = found[regret.ADAMW]
-    rates = sorted((c for c in base if c.axis in ("base", "lr")), key=learning_rate)
-    for arm, (colour, marker) in STYLES.items():
-        first = {learning_rate(c): found[arm][c][0] for c in rates if 0 in found[arm][c]}
-        more = [(learning_rate(c), v) for c in rates for s, v in found[arm][c].items() if s]
-        left.plot(list(first), list(first.values()), color=colour, marker=marker, label=arm)
-        left.plot(*zip(*more, strict=True), color=colour, marker="x", linestyle="none")
-    left.set_xscale("log", base=2)
-    left.set_xticks([learning_rate(c) for c in rates], [f"{learning_rate(c):g}" for c in rates])
-    left.set_xlabel("peak learning rate (0.002 is the base)")
-    left.set_ylabel("validation loss")
-    left.legend(frameon=False, title="lines: seed 0, crosses: other seeds", fontsize=9)
-
-    shown = [c for c in ordered() if base[c]]
-    others = [arm for arm in STYLES if arm != regret.ADAMW]
-    for place, arm in enumerate(others):
-        colour, marker = STYLES[arm]
-        points = [
-            (x + 0.16 * (place - 1.5), loss - base[c][seed])
-            for x, c in enumerate(shown)
-            for seed, loss in found[arm][c].items()
-        ]
-        right.plot(
-            *zip(*points, strict=True),
-            color=colour, marker=marker, linestyle="none", label=arm, alpha=0.8,
-        )  # fmt: skip
-    right.axhline(0, color="black", linewidth=0.8)
-    for x, (one, other) in enumerate(itertools.pairwise(shown)):
-        if one.axis != other.axis:
-            right.axvline(x + 0.5, color="#dddddd", linewidth=0.8)
-    right.set_xticks(range(len(shown)), [str(c) for c in shown], rotation=45, ha="right")
-    right.set_ylabel("validation loss minus AdamW's, same seed")
-    right.legend(frameon=False, title="each mark is a run", fontsize=9)
-    for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(figure)
-
-
-def draw_axes(found: Evidence, path: Path) -> None:
+def draw(found: Evidence, path: Path) -> None:
     """One panel for each axis, one line for each arm: the mean of the regret over the seeds by
     which nothing was tuned, with its standard error."""
     regrets = regret.Regrets.of(found)
@@ -220,20 +173,15 @@ def draw_axes(found: Evidence, path: Path) -> None:
     plt.close(figure)
 
 
-def learning_rate(condition: regret.Condition) -> float:
-    return transfer.changed(transfer.PLANS["small"].base, condition).optim.lr
-
-
 def main() -> None:
-    for scale in ("tiny", "small"):
+    for scale, name in (("tiny", "transfer_tiny.png"), ("small", "transfer.png")):
         found = evidence(scale)
+        draw(found, HERE / name)
         for text in (table(found), differences(losses(found)), worst(found)):
             print(text, end="\n\n")
         for arm, (mean, seeds) in every_mean(found).items():
             print(f"mean regret of {arm}: {mean} ({seeds} seeds)")
         print(f"in the seeds by which nothing was tuned: {means(found)}", end="\n\n")
-    draw(losses(evidence("small")), HERE / "transfer.png")
-    draw_axes(evidence("tiny"), HERE / "transfer_tiny.png")
 
 
 if __name__ == "__main__":

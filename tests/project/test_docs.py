@@ -252,9 +252,9 @@ def test_the_page_of_transfer_has_the_tables_of_its_results(scale, monkeypatch):
         assert f"regrets of {make_transfer.means(found)} in seeds 1 and 2" in words
         every = make_transfer.every_mean(found)
         fixed, hidden, adamw, timescale, adamc = (every[arm][0] for arm in make_transfer.STYLES)
-        assert f"timescale rule are {fixed}, {adamw} and {timescale} (three seeds)" in words
-        assert f"AdamC and of the hidden matrices are {adamc} and {hidden}." in words
-        assert [seeds for _, seeds in every.values()] == [3, 2, 3, 3, 2]
+        assert f"timescale rule are {fixed}, {adamw} and {timescale}, that of AdamC is {adamc}" in words
+        assert f"and that of the hidden matrices {hidden} (three seeds each)" in words
+        assert [seeds for _, seeds in every.values()] == [3] * 5
         at = {
             condition: make_transfer.final_gain(found, f"AdamW at {condition}")
             for condition in ("lr x4", "batch x1/4", "steps x3")
@@ -281,6 +281,7 @@ def test_the_page_of_settle_has_the_tables_of_its_results(scale, monkeypatch):
     assert make_settle.decays(found) in page
     assert make_settle.confirmed() in page
     assert make_settle.muons() in page
+    assert make_settle.paper_model() in page
     if scale == "tiny":
         assert make_settle.course(found) in page
 
