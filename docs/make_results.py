@@ -37,7 +37,7 @@ their records. `normcontrol report results/STUDY` makes a page for one study, wi
   differ from AdamWN by less than the noise of five seeds.
 - **What it would take:** about 24 seeds of AdamC and of the replay at 45 M weights, half an hour of an H200, while the paper's own result, 2.884
   against 2.902 for GPT-2 124M, is about 24 hours a run there at 572,000 tokens a second: of that model we have
-  run [one seed on 200 M tokens](settle.md#what-one-seed-of-gpt2-shows), in which AdamWN ended 0.026 and 0.042 below an AdamW that was not tuned, and which shows nothing by itself.
+  run [one seed on 200 M tokens](settle.md#what-one-seed-of-gpt2-shows), in which AdamWN ended 0.0255 and 0.0420 below an AdamW that was not tuned, and which shows nothing by itself.
 
 **In more detail.** With four settings of every method tuned by 48 trials each (0.17 M weights, 20 new seeds), AdamWN with a constant target ended
 [0.026 ± 0.008 *above* AdamW](search.md) and 0.020 ± 0.007 above AdamC; with a target that rises, as the paper's does, 0.012 ± 0.009 above AdamW. [With more

@@ -252,7 +252,10 @@ def test_the_page_of_transfer_has_the_tables_of_its_results(scale, monkeypatch):
         assert f"regrets of {make_transfer.means(found)} in seeds 1 and 2" in words
         every = make_transfer.every_mean(found)
         fixed, hidden, adamw, timescale, adamc = (every[arm][0] for arm in make_transfer.STYLES)
-        assert f"timescale rule are {fixed}, {adamw} and {timescale}, that of AdamC is {adamc}" in words
+        assert (
+            f"timescale rule are {fixed}, {adamw} and {timescale}, that of AdamC is {adamc}"
+            in words
+        )
         assert f"and that of the hidden matrices {hidden} (three seeds each)" in words
         assert [seeds for _, seeds in every.values()] == [3] * 5
         at = {
