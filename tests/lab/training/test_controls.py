@@ -102,9 +102,31 @@ def test_steps_are_relative_to_the_norm_of_the_weights():
     torch.testing.assert_close(moved[1.0], moved[3.0], rtol=1e-3, atol=0)
 
 
+def test_the_norm_is_that_of_the_path_after_every_step():
+    config = SHAPE.with_(optimizer="AdamWN-follow", path=(1.5, 0.5, 2.0), steps=6)
+    model = GPT.initialised(config.model, 64)
+    (opt,) = build(config, model)
+    matrices = list(model.matrices())
+
+    def norm():
+        return torch.stack([p.detach().norm() for p in matrices]).norm()
+
+    first, ratios = norm(), []
+    for _ in range(6):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        opt.step()
+        ratios.append(float(norm() / first))
+    assert ratios == pytest.approx([1.5, 1.5, 1.0, 0.5, 1.25, 2.0], rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("AdamW-replay", "has nothing to replay. Give as"), ("AdamW-angle", "needs the gain of the")],
+    [
+        ("AdamW-replay", "has nothing to replay. Give as"),
+        ("AdamW-angle", "needs the gain of the"),
+        ("AdamWN-follow", "has no path to follow. Give as"),
+    ],
 )
 def test_a_control_without_what_it_needs_is_refused(name, sentence):
     with pytest.raises(LabError, match=sentence):

@@ -31,6 +31,7 @@ OTHER = {
     "scope": "tensor",
     "norm_layers": True,
     "replay": (0.1, 0.2),
+    "path": (1.1, 1.2),
 }
 """Another value for each setting that not all optimizers use."""
 

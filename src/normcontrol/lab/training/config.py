@@ -128,6 +128,9 @@ class Optim:
     replay: tuple[Shrinkage, ...] = ()
     """AdamW-replay only: by which fraction the matrices shrink in a step, at steps that are spread
     evenly over the run, the last one included. In between it is interpolated."""
+    path: tuple[NotNegative, ...] = ()
+    """AdamWN-follow only: the ratios that the norm follows, at steps that are spread in the same
+    way."""
 
 
 @dataclass(frozen=True)

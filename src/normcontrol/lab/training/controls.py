@@ -1,11 +1,12 @@
-"""AdamW with one thing changed: the controls of a study, to find out why a method works. They are
-no methods to be used.
+"""AdamW or AdamWN with one thing changed: the controls of a study, to find out why a method works.
+They are no methods to be used.
 
 - ``AdamW-sqrt``: the decay follows the square root of the learning rate.
 - ``AdamW-replay``: at each step the weights shrink as they did in a recorded run, whatever their
   own norm is.
 - ``AdamW-angle``: the learning rate is proportional to the norm of the weights, so that relative to
   the weights the steps are those of a run whose gain is constant.
+- ``AdamWN-follow``: the norm is that of a recorded run after every step.
 
 This file may not know about data, the training loop or studies.
 """
@@ -13,7 +14,7 @@ This file may not know about data, the training loop or studies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def replayed(config: Config, named: Named, options: Mapping[str, Any]) -> Optimi
             "AdamW-replay has nothing to replay. Give as replay by which fraction the weights "
             "shrink, at steps that are spread evenly over the run."
         )
-    fraction = trace(values, [(i + 1) * steps / len(values) for i in range(len(values))])
+    fraction = _over_the_run(values, steps)
     groups = _groups(named)
     groups[0] |= {"replay": values, STEP: 0}
     matrices = [p for _, p in groups[0]["params"]]
@@ -91,6 +92,23 @@ def angle_matched(config: Config, named: Named, options: Mapping[str, Any]) -> O
     return optimizer
 
 
+def followed(config: Config, named: Named, options: Mapping[str, Any]) -> Optimizer:
+    """After step t the joint norm of the matrices is the initial one times ``path``: k = 1."""
+    path = config.optim.path
+    if not path:
+        raise LabError(
+            "AdamWN-follow has no path to follow. Give as path the ratios of the norm to the "
+            "initial one, at steps that are spread evenly over the run."
+        )
+    ratio = _over_the_run(path, config.run.steps)
+    return AdamWN(_groups(named), ratio=ratio, rate=1.0, **options)
+
+
+def _over_the_run(values: Sequence[float], steps: int) -> trace:
+    """Recorded values, spread evenly over the steps: the last one belongs to the last step."""
+    return trace(values, [(i + 1) * steps / len(values) for i in range(len(values))])
+
+
 def _groups(named: Named) -> list[dict[str, Any]]:
     """The matrices, which are decayed, and the rest, which is not."""
     found = [[(n, p) for n, p in named if (p.dim() >= 2) == matrix] for matrix in (True, False)]
@@ -101,10 +119,12 @@ CONTROLS: dict[str, Callable[[Config, Named, Mapping[str, Any]], Optimizer]] = {
     "AdamW-sqrt": sqrt_decay,
     "AdamW-replay": replayed,
     "AdamW-angle": angle_matched,
+    "AdamWN-follow": followed,
 }
 USES: dict[str, set[str]] = {
     "AdamW-sqrt": {"betas", "weight_decay"},
     "AdamW-replay": {"betas", "replay"},
     "AdamW-angle": {"betas", "weight_decay", "gain"},
+    "AdamWN-follow": {"betas", "path"},
 }
 """The settings that each of them uses, beside those that every optimizer uses."""

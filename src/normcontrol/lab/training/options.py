@@ -18,7 +18,7 @@ from normcontrol.lab.training.optimizers import OURS, TORCH, is_controlled, know
 from normcontrol.methods import METHODS
 
 CONTROL = {"ratio", "gain", "ratio_start", "ramp", "rate", "scope"}
-CHOICES = {*CONTROL, "betas", "weight_decay", "hidden_only", "norm_layers", "replay"}
+CHOICES = {*CONTROL, "betas", "weight_decay", "hidden_only", "norm_layers", "replay", "path"}
 """The settings that some optimizers use and others do not."""
 
 OFF: dict[str, Any] = {
@@ -27,6 +27,7 @@ OFF: dict[str, Any] = {
     "hidden_only": False,
     "norm_layers": False,
     "replay": (),
+    "path": (),
 }
 """The settings that have a value for "not used", and that value. Any other value is a wish."""
 

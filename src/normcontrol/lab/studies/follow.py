@@ -1,0 +1,80 @@
+"""The study ``follow``: AdamWN whose norm follows that of AdamW's run with another seed.
+
+In ``rise`` AdamWN ended above AdamW, with a target that rises in a straight line and then stays.
+AdamW's norm rises and falls as the training needs it. Here AdamWN has that path, and everything
+else as AdamW has it, so that what is left between them is the way in which the norm is reached.
+Nothing is tuned. The plan is in docs/search.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from normcontrol.lab.studies.search import RISING, Point, trial
+from normcontrol.lab.studies.settle import logged_often
+from normcontrol.lab.studies.settled import ADAMW, MARGIN
+from normcontrol.lab.studies.tuning import known
+from normcontrol.lab.study.cells import Cell, Study
+from normcontrol.lab.study.claims import Claim, level, lower
+from normcontrol.lab.study.records import Results
+
+FOLLOWING = "AdamWN, AdamW's norm followed"
+
+CHOSEN: dict[str, Point] = {ADAMW: (6, 5, 3, 1), RISING: (7, 5, 4, 1)}
+"""By arm, the point that ``search`` and ``rise`` chose at tiny."""
+
+SEEDS = range(241, 261)
+"""No study was run with them before."""
+
+
+def cells(scale: str, done: Results) -> list[Cell]:
+    """The runs of AdamW and of the rising target; then those that follow AdamW's."""
+    return known(stages(scale, done), done)
+
+
+def stages(scale: str, done: Results) -> Iterator[list[Cell]]:
+    decayed, rising = (
+        [trial(scale, arm, point, seed, "test") for seed in SEEDS] for arm, point in CHOSEN.items()
+    )
+    recorded = [logged_often(cell) for cell in decayed]
+    yield [cell for pair in zip(recorded, rising, strict=True) for cell in pair]
+    yield followed(decayed, recorded, done)
+
+
+def followed(cells: list[Cell], recorded: list[Cell], done: Results) -> list[Cell]:
+    """AdamWN with the path of AdamW's run with the *next* seed, the last one with the first's."""
+    found = []
+    for own, other in zip(cells, [*recorded[1:], recorded[0]], strict=True):
+        record = done.of(other)
+        assert record is not None
+        path = tuple(round(ratio, 6) for ratio in record.curves["ratio"][1])
+        config = own.config.with_(optimizer="AdamWN-follow", path=path)
+        settings = tuple(s for s in own.settings if s[0] != "weight_decay")
+        found.append(replace(own, arm=FOLLOWING, config=config, settings=settings))
+    return found
+
+
+STUDY = Study(
+    "follow",
+    cells,
+    "AdamW, AdamWN whose norm follows AdamW's of another seed, and AdamWN with a rising target.",
+    ADAMW,
+    (
+        Claim(
+            "level",
+            f"AdamWN that follows the norm of AdamW's run with another seed is level with AdamW, "
+            f"within {MARGIN:g}.",
+            f"the interval of {FOLLOWING} minus {ADAMW} lies beyond {MARGIN:g} on one side",
+            level(FOLLOWING, ADAMW, MARGIN),
+        ),
+        Claim(
+            "path",
+            f"AdamWN that follows the norm of AdamW's run with another seed has a lower validation "
+            f"loss than {RISING}.",
+            f"the 95 % interval of the paired difference, {FOLLOWING} minus {RISING}, lies above "
+            "zero",
+            lower(FOLLOWING, RISING),
+        ),
+    ),
+)
