@@ -1,47 +1,72 @@
 #!/usr/bin/env bash
-# Run a batch of a study's cells on a machine that is available for minutes, and pack the records.
+# Run studies on a machine that is available for minutes, in calls of a few minutes each. They run in the background from
+# one call to the next, beside each other: while one compiles or evaluates, another trains.
 #
-#   STUDY=transfer SCALE=small DATA=data TOTAL=570 OUT=out bash tools/study_batch.sh [TEXT...]
+#   bash tools/study_batch.sh start transfer small --only lr   # returns at once; again for further studies
+#   bash tools/study_batch.sh collect OUT 570                  # waits for so many seconds, or until all are done
 #
-# TEXT...  only cells whose part or name contains one of these texts; all cells if none is given
-# DATA     folder with train.bin.xz and val.bin.xz (tokens, uint16); without it, the study's own data
-# ALSO     another such folder with val.bin.xz, to validate on after the last step
-# FOLDER   the study's folder; records of earlier batches in it are continued (default results/STUDY-SCALE)
-# TOTAL    seconds that the script may take; no cell is started that would not end in time
-# OUT      where the records, as a folder STUDY-SCALE of two files, and the log are written; `normcontrol study STUDY
-#          --scale SCALE --merge OUT/STUDY-SCALE --pack` takes them over at home
-# LIBS     a folder with Python packages that the machine lacks (tyro), for PYTHONPATH
-set -uo pipefail
+# What stands behind the scale is passed to `normcontrol study`. OUT gets a folder STUDY-SCALE of two files for each
+# study, and logs; `normcontrol study STUDY --scale SCALE --merge OUT/STUDY-SCALE --pack` takes the records over at home.
+#
+# DATA   folder with train.bin.xz and val.bin.xz (tokens, uint16); without it, the study's own data
+# ALSO   another such folder with val.bin.xz, to validate on after the last step
+# LIBS   a folder with Python packages that the machine lacks (tyro), for PYTHONPATH
+# BATCH  where the studies live (default /tmp/batch): with a copy of this checkout, which may be replaced between calls
+set -euo pipefail
 cd "$(dirname "$0")/.."
-SECONDS=0
-STUDY=${STUDY:?name a study}
-SCALE=${SCALE:-tiny} TOTAL=${TOTAL:-570} OUT=${OUT:-out} PYTHON=${PYTHON:-python3}
-FOLDER=${FOLDER:-results/$STUDY-$SCALE}
-export PYTHONPATH="src:${LIBS:-}" PYTHONUNBUFFERED=1
-mkdir -p "$OUT" "$FOLDER"
+BATCH=${BATCH:-/tmp/batch} PYTHON=${PYTHON:-python3}
+SOURCE=$BATCH/source
+verb=${1:?start or collect}
+shift
 
-home="$OUT/$STUDY-$SCALE"
-pack() {  # a copy, so that a batch that is stopped can be continued
-    mkdir -p "$home"
-    cp -r "$FOLDER"/study.json "$FOLDER"/records.jsonl.xz "$FOLDER"/cells "$home" 2>/dev/null
-    "$PYTHON" -m normcontrol.lab study "$STUDY" --scale "$SCALE" --out "$home" --pack && rm -f "$home/.lock"
-}
-trap pack EXIT
-
-arguments=()
-for kind in DATA ALSO; do
-    folder=${!kind:-}
-    [ -z "$folder" ] && continue
-    for packed in "$folder"/*.bin.xz; do
-        [ -e "${packed%.xz}" ] || xz --decompress --keep --threads=0 "$packed" || exit 1
+start() {
+    local study=$1 scale=$2 arguments=() kind folder packed
+    shift 2
+    if [ ! -d "$SOURCE" ]; then
+        mkdir -p "$SOURCE" "$BATCH/studies" "$BATCH/logs" "$BATCH/pids"
+        tar --create --exclude=./.venv . | tar --extract --directory "$SOURCE"
+    fi
+    cd "$SOURCE"
+    for kind in DATA ALSO; do
+        folder=${!kind:-}
+        [ -z "$folder" ] && continue
+        for packed in "$folder"/*.bin.xz; do
+            [ -e "${packed%.xz}" ] || xz --decompress --keep --threads=0 "$packed"
+        done
+        [ "$kind" = DATA ] && arguments+=(--data "$folder") || arguments+=(--also-validate "$folder")
     done
-    [ "$kind" = DATA ] && arguments+=(--data "$folder") || arguments+=(--also-validate "$folder")
-done
-[ $# -gt 0 ] && arguments+=(--only "$@")
+    local name=$study-$scale
+    [ -d "$BATCH/studies/$name" ] || [ ! -d "results/$name" ] || cp -r "results/$name" "$BATCH/studies/"
+    PYTHONPATH="src:${LIBS:-}" PYTHONUNBUFFERED=1 setsid nohup "$PYTHON" -m normcontrol.lab study "$study" --scale "$scale" \
+        --out "$BATCH/studies/$name" "${arguments[@]}" "$@" >"$BATCH/logs/$name.txt" 2>&1 &
+    echo $! >"$BATCH/pids/$name"
+}
 
-left=$((TOTAL - SECONDS))
-timeout -s TERM -k 10 $((left - 5)) "$PYTHON" -m normcontrol.lab study "$STUDY" --scale "$SCALE" --out "$FOLDER" \
-    --limit-minutes "$(((left - 20) / 60)).$((((left - 20) % 60) * 10 / 60))" "${arguments[@]}" 2>&1 | tee "$OUT/log.txt"
-status=$?
-"$PYTHON" -m normcontrol.lab verdict "$FOLDER" 2>&1 | tail -40 | tee -a "$OUT/log.txt"
-exit $status
+running() {
+    local pid
+    for pid in "$BATCH"/pids/*; do
+        kill -0 "$(cat "$pid")" 2>/dev/null && return 0
+    done
+    return 1
+}
+
+collect() {
+    local out=$1 seconds=$2 folder name
+    mkdir -p "$out"
+    out=$(realpath "$out")
+    while [ $SECONDS -lt "$seconds" ] && running; do sleep 2; done
+    cd "$SOURCE"
+    for folder in "$BATCH"/studies/*/study.json; do
+        folder=$(dirname "$folder")
+        name=$(basename "$folder")
+        rm -rf "${out:?}/$name" && mkdir "$out/$name"
+        cp -r "$folder"/study.json "$folder"/records.jsonl.xz "$folder"/cells "$out/$name" 2>/dev/null || true
+        PYTHONPATH="src:${LIBS:-}" "$PYTHON" -m normcontrol.lab study "${name%-*}" --scale "${name##*-}" --out "$out/$name" \
+            --pack || continue # nothing is finished yet
+        rm -f "$out/$name/.lock"
+        tr '\r' '\n' <"$BATCH/logs/$name.txt" | tail -3 | cut -c1-160
+    done
+    cp -r "$BATCH/logs" "$out"
+}
+
+"$verb" "$@"

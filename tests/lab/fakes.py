@@ -128,3 +128,17 @@ def big(runs: int, points: int) -> Page:
 def record_files(out: Path) -> dict[str, int]:
     """The files of the records in a study's folder, and when each was written."""
     return {path.name: path.stat().st_mtime_ns for path in (out / "cells").glob("*.jsonl")}
+
+
+def recorded_often(study, above, curve, value):
+    """Made-up results: what an arm ends above the others, with noise of each seed and arm, and a
+    curve that is logged at every third step and has one value for each seed."""
+
+    def outcome(cell):
+        noise = 1e-3 * (cell.seed % 5) + 2e-4 * (len(cell.arm) * cell.seed % 7)
+        made = record(cell, 4.2 + noise + above.get(cell.arm, 0.0))
+        steps = range(3, cell.config.run.steps + 1, 3)
+        made.curves[curve] = (list(steps), [value(cell.seed) for _ in steps])
+        return made
+
+    return FakeLedger(study, outcome, "tiny")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import DATA, recorded_often
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import causes, confirm, gpt2, growth, kept, remarks, search, settle
@@ -20,17 +20,8 @@ from normcontrol.lab.training.options import check_used
 ROOT = Path(__file__).parents[3]
 
 
-def ledger(differences):
-    """Made-up results: what an arm ends above AdamWN, with noise of each seed and arm."""
-
-    def outcome(cell):
-        noise = 1e-3 * (cell.seed % 5) + 2e-4 * (len(cell.arm) * cell.seed % 7)
-        made = record(cell, 4.2 + noise + differences.get(cell.arm, 0.0))
-        steps = range(3, cell.config.run.steps + 1, 3)
-        made.curves["decay"] = (list(steps), [0.5 + 1e-3 * cell.seed for _ in steps])
-        return made
-
-    return FakeLedger(causes.STUDY, outcome, "tiny")
+def ledger(above):
+    return recorded_often(causes.STUDY, above, "decay", lambda seed: 0.5 + 1e-3 * seed)
 
 
 @pytest.mark.parametrize("scale", causes.CHOSEN)
@@ -74,15 +65,15 @@ def test_the_other_arms_have_the_decay_of_another_seed_and_the_decay_of_adamw():
 
 
 @pytest.mark.parametrize(
-    ("differences", "outcomes"),
+    ("above", "outcomes"),
     [
         ({ANGLE: -0.008}, {"feedback": "supported", "free norm": "supported"}),
         ({REPLAYED: 0.02, ANGLE: 0.008}, {"feedback": "refuted", "free norm": "refuted"}),
         ({REPLAYED: 0.01}, {"feedback": "not shown", "free norm": "not shown"}),
     ],
 )
-def test_the_claims(differences, outcomes):
-    findings = verdict.judge(ledger(differences)).findings
+def test_the_claims(above, outcomes):
+    findings = verdict.judge(ledger(above)).findings
     assert {claim.name: finding.outcome for claim, finding in findings} == outcomes
 
 

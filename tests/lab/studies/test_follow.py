@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import FakeLedger, record
+from fakes import recorded_often
 
 from normcontrol.lab.studies import causes, follow, growth, kept, longest, remarks, search
 from normcontrol.lab.studies.opening import open_folder
@@ -21,16 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def ledger(above):
-    """Made-up results: what an arm ends above AdamW, with noise of each seed and arm."""
-
-    def outcome(cell):
-        noise = 1e-3 * (cell.seed % 5) + 2e-4 * (len(cell.arm) * cell.seed % 7)
-        made = record(cell, 4.2 + noise + above.get(cell.arm, 0.0))
-        steps = range(3, cell.config.run.steps + 1, 3)
-        made.curves["ratio"] = (list(steps), [1 + 1e-3 * cell.seed for _ in steps])
-        return made
-
-    return FakeLedger(follow.STUDY, outcome, "tiny")
+    return recorded_often(follow.STUDY, above, "ratio", lambda seed: 1 + 1e-3 * seed)
 
 
 @pytest.mark.parametrize(("folder", "arm"), [("search-tiny", ADAMW), ("rise-tiny", RISING)])
