@@ -1,6 +1,7 @@
-"""Draws docs/figures/search.png from the records of the study ``search``, and prints the tables of
-the pages search.md (``search`` and ``rise``) and longer.md (``horizon``, ``growth``, ``longest``,
-``remarks`` and ``kept``): ``python docs/figures/make_search.py``.
+"""Draws docs/figures/search.png and follow.png from the records of the studies ``search`` and
+``follow``, and prints the tables of the pages search.md (these two and ``rise``) and longer.md
+(``horizon``, ``growth``, ``longest``, ``remarks`` and ``kept``):
+``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
 """
@@ -18,8 +19,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from make_settle import evidence
+from matplotlib.figure import Figure
 
-from normcontrol.lab.studies import horizon, longest, remarks, rise, search
+from normcontrol.lab.studies import follow, horizon, longest, remarks, rise, search
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, SQRT, TENSOR
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -28,6 +30,7 @@ from normcontrol.lab.study.verdict import judge
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "search-tiny"
 RISE = RESULTS.with_name("rise-tiny")
+FOLLOW = RESULTS.with_name("follow-tiny")
 HORIZON = RESULTS.with_name("horizon-tiny")
 GROWTH = RESULTS.with_name("growth-tiny")
 LONGEST = RESULTS.with_name("longest-tiny")
@@ -59,13 +62,15 @@ def table(found: Evidence, arms: Sequence[str] = search.ARMS) -> str:
     ]
     for arm in arms:
         trial, own = tested(found, arm), "-"
-        lr, value, warmup, final = (value for _, value in trial.cells[0].settings)
+        settings = dict(trial.cells[0].settings)
+        lr, warmup, final = (settings.pop(name) for name in ("lr", "warmup", "min_lr"))
+        value = f"{next(iter(settings.values())):g}" if settings else "-"
         if arm.split(", steps")[0] == ADAMW:
             base = trial
         else:
             own = str(difference(trial, base))
         lines.append(
-            f"| {arm} | {lr:.4f} | {value:g} | {warmup} | {final:g} | {trial.mean():.4f} | {own} "
+            f"| {arm} | {lr:.4f} | {value} | {warmup} | {final:g} | {trial.mean():.4f} | {own} "
             f"| {trial.mean('gain'):.2f} |"
         )
     return "\n".join(lines)
@@ -125,17 +130,55 @@ def draw(found: Evidence) -> None:
     right.set_xticks(range(len(rest)), [textwrap.fill(arm, 12) for arm in rest], fontsize=9)
     right.set_ylabel("validation loss minus AdamW's, same seed")
     right.set_title("the chosen settings in twenty fresh seeds, and their means", fontsize=10)
-    for axes in (left, right):
+    save(figure, "search.png")
+
+
+def draw_paths(found: Evidence) -> None:
+    """The norm over the run, of AdamW in every seed, and of all arms on average; and the
+    differences to AdamW. The arms of AdamWN are logged four times only."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), width_ratios=(1.6, 1))
+    base = tested(found, ADAMW)
+    styles = (("#d62728", "-"), ("#2171b5", "o"), ("#8a8a8a", "s--"))
+    for place, (arm, (colour, style)) in enumerate(zip(follow.ARMS, styles, strict=True)):
+        trial = tested(found, arm)
+        curves = [record.curves["ratio"] for record in trial.records]
+        for steps, ratios in curves if arm == ADAMW else ():
+            left.plot(steps, ratios, color=colour, linewidth=0.4, alpha=0.5)
+        means = [statistics.fmean(values) for values in zip(*(r for _, r in curves), strict=True)]
+        left.plot(curves[0][0], means, style, color=colour, label=arm, zorder=3)
+        if arm != ADAMW:
+            gaps = [a - b for a, b in zip(trial.values(), base.values(), strict=True)]
+            spread = [place + 0.02 * (i - len(gaps) / 2) for i in range(len(gaps))]
+            right.plot(spread, gaps, style[0], color=colour, alpha=0.7, markersize=5)
+            right.plot(place, statistics.fmean(gaps), "_", color="black", markersize=22)
+    left.set_xlabel("step")
+    left.set_ylabel("norm / initial norm")
+    left.legend(frameon=False, fontsize=9)
+    right.axhline(0, color="#d62728", linewidth=1)
+    right.set_xticks((1, 2), [textwrap.fill(arm, 18) for arm in follow.ARMS[1:]], fontsize=9)
+    right.set_ylabel("validation loss minus AdamW's, same seed")
+    save(figure, "follow.png")
+
+
+def save(figure: Figure, name: str) -> None:
+    for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(HERE / "search.png", dpi=120)
+    figure.savefig(HERE / name, dpi=120)
 
 
 if __name__ == "__main__":
     runs = evidence(RESULTS)
     draw(runs)
     print(table(runs), claims(), sep="\n\n", end="\n\n")
-    tuned = ((RISE, rise), (HORIZON, horizon), (GROWTH, horizon), (LONGEST, longest))
+    draw_paths(evidence(FOLLOW))
+    tuned = (
+        (RISE, rise),
+        (FOLLOW, follow),
+        (HORIZON, horizon),
+        (GROWTH, horizon),
+        (LONGEST, longest),
+    )
     for folder, study in tuned:
         print(table(evidence(folder), study.ARMS), claims(folder), sep="\n\n", end="\n\n")
     for folder in (REMARKS, KEPT):

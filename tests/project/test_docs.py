@@ -183,6 +183,7 @@ def test_the_figures_are_those_that_the_scripts_make():
         "predict.png",  # benchmarks/predict.py
         "predict_small.png",  # benchmarks/predict.py
         "grokking.png",  # examples/grokking.py
+        "follow.png",  # docs/figures/make_search.py
         "transfer.png",  # docs/figures/make_transfer.py
         "transfer_tiny.png",  # docs/figures/make_transfer.py
         "settle.png",  # docs/figures/make_settle.py
@@ -226,6 +227,7 @@ def test_the_pages_of_search_have_the_tables_of_their_results(monkeypatch):
     for name, folder, study in (
         ("search", make_search.RESULTS, make_search.search),
         ("search", make_search.RISE, make_search.rise),
+        ("search", make_search.FOLLOW, make_search.follow),
         ("longer", make_search.HORIZON, make_search.horizon),
         ("longer", make_search.GROWTH, make_search.horizon),
         ("longer", make_search.LONGEST, make_search.longest),

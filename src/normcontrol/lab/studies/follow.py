@@ -20,6 +20,7 @@ from normcontrol.lab.study.claims import Claim, level, lower
 from normcontrol.lab.study.records import Results
 
 FOLLOWING = "AdamWN, AdamW's norm followed"
+ARMS = (ADAMW, FOLLOWING, RISING)
 
 CHOSEN: dict[str, Point] = {ADAMW: (6, 5, 3, 1), RISING: (7, 5, 4, 1)}
 """By arm, the point that ``search`` and ``rise`` chose at tiny."""
