@@ -28,16 +28,18 @@ their records. `normcontrol report results/STUDY` makes a page for one study, wi
 
 **In three sentences.**
 
-- **Shown:** the norm is the one that you ask for at any learning rate, and whether the loss is lower than AdamW's depends on the size and the length of the
-  run: on a GPT of 45 M weights, tuned alike, AdamWN ended 0.013 ± 0.009 below AdamW in validation loss ([12 new seeds](settle.md#what-the-confirmation-showed)),
-  and on one of 0.17 M weights, with everything tuned, [0.012 ± 0.009 above AdamW](search.md) in 600 steps, level with it within 0.01 in 1,800 and
+- **Shown:** the norm is the one that you set, at any learning rate, while the loss depends on the model and on the length of the run: on a GPT of 45 M
+  weights AdamWN ended 0.013 ± 0.009 below AdamW ([12 new seeds](settle.md#what-the-confirmation-showed)), and on one of 0.17 M, with everything tuned and a target
+  that rises, [0.012 ± 0.009 above AdamW](search.md) in 600 steps, level with it within 0.01 in 1,800 and
   [0.013 ± 0.010 above](longer.md#nine-times-the-steps-the-study-longest) in 5,400.
-- **Not shown:** that holding the norm is what helps, because on the GPT of 0.17 M weights AdamW that replays AdamWN's decay, step by step and without measuring any
-  norm, [ended at the same loss](settle.md#why-the-study-causes) (-0.0001 ± 0.0022, 20 seeds), and on that of 45 M weights the replay and AdamC
-  differ from AdamWN by less than the noise of five seeds.
-- **What it would take:** about 24 seeds of AdamC and of the replay at 45 M weights, half an hour of an H200, while the paper's own result, 2.884
-  against 2.902 for GPT-2 124M, is about 24 hours a run there at 572,000 tokens a second: of that model we have
-  run [one seed on 200 M tokens](settle.md#what-one-seed-of-gpt2-shows), in which AdamWN ended 0.0255 and 0.0420 below an AdamW that was not tuned, and which shows nothing by itself.
+- **Not shown:** that control itself lowers the loss, because on the GPT of 0.17 M weights AdamW with a decay recorded from AdamWN
+  [ended at AdamWN's loss](settle.md#why-the-study-causes) (-0.0001 ± 0.0022, 20 seeds), and AdamWN with a norm recorded from AdamW
+  [at AdamW's](search.md#the-path-of-the-norm-the-study-follow) (-0.0003 ± 0.0015, 20 seeds).
+- **What it would take:** the paper's model and length, where it has 2.884 against 2.902 for GPT-2 124M, which is about 24 hours a run there at 572,000 tokens a second on an
+  H200, and of which we have [one seed on 200 M tokens](settle.md#what-one-seed-of-gpt2-shows): AdamWN ended 0.0255 and 0.0420 below an AdamW that was not tuned.
+
+AdamWN and AdamW in the studies since `settle`, without `horizon`, which `growth` repeated. The arms of a study share their start: a gain of 0.8, or in `gpt2` GPT-2's own. Below zero
+AdamWN is lower. A claim that is tested together with others needs more than an interval without zero.
 
 **In more detail.** With four settings of every method tuned by 48 trials each (0.17 M weights, 20 new seeds), AdamWN with a constant target ended
 [0.026 ± 0.008 *above* AdamW](search.md) and 0.020 ± 0.007 above AdamC; with a target that rises, as the paper's does, 0.012 ± 0.009 above AdamW. [With more
@@ -151,6 +153,22 @@ The rules that refute a claim were written before the runs of `small`. These dec
 - `family` at `small` makes 500 steps, a third of the scale's own, so that each method could have three learning rates.
 """
 
+OVERVIEW = (
+    ("growth-tiny", "better with more steps", "0.17 M", "200", "rises", "48 trials each"),
+    ("settle-tiny", "lower", "0.17 M", "600", "constant", "6 and 7 trials"),
+    ("search-tiny", "lower", "0.17 M", "600", "constant", "48 trials each"),
+    ("rise-tiny", "lower", "0.17 M", "600", "rises", "48 trials each"),
+    ("follow-tiny", "level", "0.17 M", "600", "the norm of an AdamW run", "AdamW's settings"),
+    ("growth-tiny", "level in long runs", "0.17 M", "1,800", "rises", "48 trials each"),
+    ("longest-tiny", "lower in the longest runs", "0.17 M", "5,400", "rises", "18 and 17 trials"),
+    ("settle-small", "lower", "45 M", "800", "constant", "6 trials each"),
+    ("confirm-small", "lower", "45 M", "800", "constant", "as settle chose"),
+    ("gpt2-small", "the paper's target", "124 M", "3,050", "ratio 2", "nothing"),
+    ("gpt2-small", "gain", "124 M", "3,050", "gain 0.8", "nothing"),
+)
+"""Comparisons of AdamWN with AdamW: study and claim, and what the records do not say in few words:
+the number of weights, the steps, the target, what was tuned."""
+
 NOTHING = "\nNothing has been run yet: start with `normcontrol study claims --scale tiny`.\n"
 
 
@@ -161,8 +179,28 @@ def folders(results: Path) -> list[Path]:
 def text(results: Path) -> str:
     """The whole page."""
     found = folders(results)
-    parts = [INTRODUCTION, *("\n".join(section(open_folder(folder))) for folder in found)]
+    summary, details = INTRODUCTION.split("**In more detail.**")
+    known = {folder.name for folder in found}
+    compared = overview(results) if {row[0] for row in OVERVIEW} <= known else ""
+    parts = [
+        summary + compared + "\n**In more detail.**" + details,
+        *("\n".join(section(open_folder(folder))) for folder in found),
+    ]
     return "\n".join(parts if found else [INTRODUCTION + NOTHING])
+
+
+def overview(results: Path) -> str:
+    """AdamWN minus AdamW, study by study."""
+    headings = ["weights", "steps", "target", "tuned", "AdamWN minus AdamW", "seeds", "claim"]
+    rows = []
+    for folder, name, *about in OVERVIEW:
+        findings = judge(open_folder(results / folder)).findings
+        (finding,) = (found for claim, found in findings if claim.name == name)
+        numbers = re.search(r"([+-]\d\.\d+(?: ± \d\.\d+)?).*n = (\d+)", finding.text())
+        assert numbers is not None
+        says = f"[{folder}](#{folder}), {name}: {finding.outcome}"
+        rows.append((*about, *numbers.groups(), says))
+    return table(headings, rows)
 
 
 def section(ledger: Ledger) -> Iterator[str]:
