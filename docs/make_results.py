@@ -102,7 +102,7 @@ depends on the number of steps, as the best decay does.
 
 More steps ([budget](budget.md), 0.17 M weights, the settings that `settle` chose): that AdamWN reaches with half of the steps what AdamW reaches with all of them is refuted
 (it ends 0.079 ± 0.038 above); that it is slower first and better later, and that the gap grows, are not shown. With four times the steps it ended 0.149 ± 0.041 below AdamW with the same decay
-and level with AdamW whose decay was divided by four (+0.017 ± 0.034; no claim was planned about that).
+and within the noise of AdamW whose decay was divided by four (+0.017 ± 0.034; no claim was planned about that).
 
 Other optimizers ([optimizers](settle.md#what-other-optimizers-showed), 0.17 M weights, tuned alike, five fresh seeds): Muon whose hidden matrices are held at a norm ended 0.0231 ± 0.0154 below Muon with its
 own decay. That is shown on this text, and on a second one it is not (+0.0066 ± 0.0354). [Once more](settle.md#muon-once-more-the-study-muon) on the first text, with the two settings, twenty new seeds and
