@@ -22,6 +22,7 @@ from normcontrol.lab.studies import (
     rise,
     search,
     settle,
+    shape,
     transfer,
 )
 from normcontrol.lab.study.cells import Study
@@ -42,6 +43,7 @@ STUDIES: dict[str, Study] = {
         search.STUDY,
         rise.STUDY,
         follow.STUDY,
+        shape.STUDY,
         horizon.STUDY,
         growth.STUDY,
         longest.STUDY,

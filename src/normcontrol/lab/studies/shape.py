@@ -1,0 +1,101 @@
+"""The study ``shape``: does it matter how the norm gets to where it ends?
+
+In ``follow`` AdamWN with AdamW's recorded norm was level with AdamW. Here the norm ends where
+AdamW's ended there, by three paths that need no recorded run: as a random walk with the learning
+rate's steps, in a straight line over the first half of the run, and at once. Everything else is as
+in AdamW. Nothing is tuned. The plan is in docs/search.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from normcontrol.lab.studies.follow import CHOSEN
+from normcontrol.lab.studies.search import trial
+from normcontrol.lab.studies.settled import ADAMW, MARGIN
+from normcontrol.lab.study.cells import Cell, Study
+from normcontrol.lab.study.claims import Claim, level, lower
+from normcontrol.lab.study.records import Results
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.optimizers import lr_at
+
+WALK, STRAIGHT, AT_ONCE = "AdamWN, as a random walk", "AdamWN, straight", "AdamWN, at once"
+ARMS = (ADAMW, WALK, STRAIGHT, AT_ONCE)
+
+END = 1.52
+"""The ratio at which all paths end: that of AdamW in ``follow``."""
+
+SEEDS = range(261, 281)
+"""No study was run with them before."""
+
+
+def walk(config: Config) -> list[float]:
+    """r_t^2 - 1 is proportional to the sum of lr^2 up to step t: the norm of a random walk whose
+    steps are as long as the learning rate."""
+    squares = [lr_at(config, step) ** 2 for step in range(1, config.run.steps + 1)]
+    sums = list(itertools.accumulate(squares))
+    return [math.sqrt(1 + (END**2 - 1) * part / sums[-1]) for part in sums]
+
+
+def straight(config: Config) -> list[float]:
+    """A straight line over the first half of the steps."""
+    steps = config.run.steps
+    return [1 + (END - 1) * min(2 * step / steps, 1.0) for step in range(1, steps + 1)]
+
+
+def at_once(config: Config) -> list[float]:
+    return [END] * config.run.steps
+
+
+PATHS: dict[str, Callable[[Config], list[float]]] = {
+    WALK: walk,
+    STRAIGHT: straight,
+    AT_ONCE: at_once,
+}
+"""By arm, the ratio after every step."""
+
+
+def cells(scale: str, done: Results) -> list[Cell]:
+    """Seed by seed, all arms."""
+    del done
+    found = []
+    for seed in SEEDS:
+        own = trial(scale, ADAMW, CHOSEN[ADAMW], seed, "test")
+        found.append(own)
+        settings = tuple(s for s in own.settings if s[0] != "weight_decay")
+        for arm, path in PATHS.items():
+            ratios = tuple(round(ratio, 6) for ratio in path(own.config))
+            config = own.config.with_(optimizer="AdamWN-follow", path=ratios)
+            found.append(replace(own, arm=arm, config=config, settings=settings))
+    return found
+
+
+def _lower(name: str, arm: str, than: str) -> Claim:
+    return Claim(
+        name,
+        f"{arm} has a lower validation loss than {than}.",
+        f"the 95 % interval of the paired difference, {arm} minus {than}, lies above zero",
+        lower(arm, than),
+    )
+
+
+STUDY = Study(
+    "shape",
+    cells,
+    "AdamW, and AdamWN whose norm ends where AdamW's does, by three paths that need no recorded "
+    "run.",
+    ADAMW,
+    (
+        Claim(
+            "level",
+            f"{WALK} is level with AdamW, within {MARGIN:g}.",
+            f"the interval of {WALK} minus {ADAMW} lies beyond {MARGIN:g} on one side",
+            level(WALK, ADAMW, MARGIN),
+        ),
+        _lower("walk", WALK, STRAIGHT),
+        _lower("straight", STRAIGHT, AT_ONCE),
+    ),
+)
