@@ -28,86 +28,113 @@ their records. `normcontrol report results/STUDY` makes a page for one study, wi
 
 **In three sentences.**
 
-- **Shown:** the norm is the one that you set, at any learning rate, while the loss depends on the model and on the length of the run: on a GPT of 45 M
-  weights AdamWN ended 0.013 ± 0.009 below AdamW ([12 new seeds](settle.md#what-the-confirmation-showed)), and on one of 0.17 M, with everything tuned and a target
-  that rises, [0.012 ± 0.009 above AdamW](search.md) in 600 steps, level with it within 0.01 in 1,800 and
+- **Shown:** the norm is the one that you set, at any learning rate, while the loss depends on the model and on the length of the run: on a
+  GPT of 45 M weights AdamWN ended 0.013 ± 0.009 below AdamW ([12 new seeds](settle.md#what-the-confirmation-showed)), and on one of 0.17 M,
+  with everything tuned and a target that rises, [0.012 ± 0.009 above AdamW](search.md) in 600 steps, level with it within 0.01 in 1,800 and
   [0.013 ± 0.010 above](longer.md#nine-times-the-steps-the-study-longest) in 5,400.
 - **Not shown:** that control itself lowers the loss, because on the GPT of 0.17 M weights AdamW with a decay recorded from AdamWN
   [ended at AdamWN's loss](settle.md#why-the-study-causes) (-0.0001 ± 0.0022, 20 seeds), and AdamWN with a norm recorded from AdamW
   [at AdamW's](search.md#the-path-of-the-norm-the-study-follow) (-0.0003 ± 0.0015, 20 seeds).
-- **What it would take:** the paper's model and length, where it has 2.884 against 2.902 for GPT-2 124M, which is about 24 hours a run there at 572,000 tokens a second on an
-  H200, and of which we have [one seed on 200 M tokens](settle.md#what-one-seed-of-gpt2-shows): AdamWN ended 0.0255 and 0.0420 below an AdamW that was not tuned.
+- **What it would take:** the paper's model and length, where it has 2.884 against 2.902 for GPT-2 124M, which is about 24 hours a run there
+  at 572,000 tokens a second on an H200, and of which we have [one seed on 200 M tokens](settle.md#what-one-seed-of-gpt2-shows): AdamWN
+  ended 0.0255 and 0.0420 below an AdamW that was not tuned.
 
-AdamWN and AdamW in the studies since `settle`, without `horizon`, which `growth` repeated. The arms of a study share their start: a gain of 0.8, or in `gpt2` GPT-2's own. Below zero
-AdamWN is lower. A claim that is tested together with others needs more than an interval without zero.
+AdamWN and AdamW in the studies since `settle`, without `horizon`, which `growth` repeated. The arms of a study share their start: a gain of
+0.8, or in `gpt2` GPT-2's own. Below zero AdamWN is lower. A claim that is tested together with others needs more than an interval without
+zero.
 
-**In more detail.** With four settings of every method tuned by 48 trials each (0.17 M weights, 20 new seeds), AdamWN with a constant target ended
-[0.026 ± 0.008 *above* AdamW](search.md) and 0.020 ± 0.007 above AdamC; with a target that rises, as the paper's does, 0.012 ± 0.009 above AdamW. [With more
-steps](longer.md#once-more-with-longer-warm-ups-the-study-growth) that difference falls, from 0.019 ± 0.005 with 200 steps to level within 0.01 with 1,800 (+0.001 ± 0.007; 40 new seeds, both tuned for
-each length). It does not go on to a lead: with [5,400 steps](longer.md#nine-times-the-steps-the-study-longest), that AdamWN is lower is refuted (+0.0133 ± 0.0103, 30 new seeds, 17 and 18 trials). That a gain of 0.8 suits other settings better than a tuned decay is [refuted](transfer.md) there (0.0075 ± 0.0056 *above* AdamW on average over 14 settings).
+**In more detail.** With four settings of every method tuned by 48 trials each (0.17 M weights, 20 new seeds), AdamWN with a constant target
+ended [0.026 ± 0.008 *above* AdamW](search.md) and 0.020 ± 0.007 above AdamC; with a target that rises, as the paper's does, 0.012 ± 0.009
+above AdamW. [With more steps](longer.md#once-more-with-longer-warm-ups-the-study-growth) that difference falls, from 0.019 ± 0.005 with 200
+steps to level within 0.01 with 1,800 (+0.001 ± 0.007; 40 new seeds, both tuned for each length). It does not go on to a lead: with
+[5,400 steps](longer.md#nine-times-the-steps-the-study-longest), that AdamWN is lower is refuted (+0.0133 ± 0.0103, 30 new seeds, 17 and 18
+trials). That a gain of 0.8 suits other settings better than a tuned decay is [refuted](transfer.md) there (0.0075 ± 0.0056 *above* AdamW on
+average over 14 settings).
 
-Why AdamWN ends where it does ([causes](settle.md#why-the-study-causes), 0.17 M weights, 20 new seeds, two claims, both supported). Feedback does not matter: AdamW whose decay replays the one that the control amounted to in a run with *another* seed ended
-at the same loss, -0.0001 ± 0.0022. A free norm is better: AdamW with AdamWN's steps relative to the weights, and a decay in place of the control, ended 0.0068 ± 0.0022 below AdamWN. So what the control is worth at this size is a schedule of the decay that you do not have to
-know beforehand, and the norm that you asked for.
+Why AdamWN ends where it does ([causes](settle.md#why-the-study-causes), 0.17 M weights, 20 new seeds, two claims, both supported). Feedback
+does not matter: AdamW whose decay replays the one that the control amounted to in a run with *another* seed ended at the same loss, -0.0001
+± 0.0022. A free norm is better: AdamW with AdamWN's steps relative to the weights, and a decay in place of the control, ended 0.0068 ±
+0.0022 below AdamWN. So what the control is worth at this size is a schedule of the decay that you do not have to know beforehand, and the
+norm that you asked for.
 
-Of the claims about weight norm control, two of `claims` are decided, both on a model of 0.17 M weights over five seeds; below are those of the other studies. Supported: under
-AdamWN the final norm does not depend on the learning rate (by 0.6 % at most), while AdamW's does. Refuted: the law of the steady offset
-with one constant (the tied embedding is a likely reason, see [predictions](predict.md)). That AdamWN has a lower loss than AdamW is
-supported where only learning rates were tuned (`family-tiny`), and *not shown* where decay and ratio were tuned too.
+Of the claims about weight norm control, two of `claims` are decided, both on a model of 0.17 M weights over five seeds; below are those of
+the other studies. Supported: under AdamWN the final norm does not depend on the learning rate (by 0.6 % at most), while AdamW's does.
+Refuted: the law of the steady offset with one constant (the tied embedding is a likely reason, see [predictions](predict.md)). That AdamWN
+has a lower loss than AdamW is supported where only learning rates were tuned (`family-tiny`), and *not shown* where decay and ratio were
+tuned too.
 
-From GPT-2's own start: on the small model, AdamWN ends 0.099 ± 0.061 below AdamW when both are tuned, but AdamW's best decay is the lowest one tried: at decays of
-0.3 and below its loss hardly depends on the decay. AdamW that only *starts* from scaled weights is neither shown to differ from AdamWN
-(AdamWN +0.010 ± 0.026) nor shown to be level with it within 0.01. The lead over AdamC, 0.110 ± 0.082, is shown by itself, but not
-among the claims that are tested together; and AdamC started from unscaled weights, so whether its schedule of the decay explains anything
-beyond the start is not known. One norm for all matrices ended 0.122 ± 0.023 below a norm for each tensor, which had one trial against
-twelve. With LayerNorm controlled too the loss was 0.113 ± 0.065 higher, but the best of its three ratios is the lowest, so lower ones may
-be better. A controller ten times as slow ended 0.059 ± 0.054 higher: whether by more than the paper gained is not shown. Whether the
-best decay depends on the horizon is not known, because the best decay is at an edge.
+From GPT-2's own start: on the small model, AdamWN ends 0.099 ± 0.061 below AdamW when both are tuned, but AdamW's best decay is the lowest
+one tried: at decays of 0.3 and below its loss hardly depends on the decay. AdamW that only *starts* from scaled weights is neither shown to
+differ from AdamWN (AdamWN +0.010 ± 0.026) nor shown to be level with it within 0.01. The lead over AdamC, 0.110 ± 0.082, is shown by
+itself, but not among the claims that are tested together; and AdamC started from unscaled weights, so whether its schedule of the decay
+explains anything beyond the start is not known. One norm for all matrices ended 0.122 ± 0.023 below a norm for each tensor, which had one
+trial against twelve. With LayerNorm controlled too the loss was 0.113 ± 0.065 higher, but the best of its three ratios is the lowest, so
+lower ones may be better. A controller ten times as slow ended 0.059 ± 0.054 higher: whether by more than the paper gained is not shown.
+Whether the best decay depends on the horizon is not known, because the best decay is at an edge.
 
-On a model of 45 M weights no claim of `claims` is decided. With settings chosen by one of three seeds, two are left for the test, and an interval from
-two pairs is wide. AdamWN ended below AdamW in every pair of seeds, by 0.069 ± 0.086 against the decay that did best in the test. On another
-text AdamW's decay was not tuned: in seed 0, AdamWN's lead there is 0.065 over a decay of 0.3 and 0.039 over a decay of 1. AdamWN ended
-below AdamW from scaled weights by 0.060 ± 0.091 at one decay, and by 0.021 in the single seed of a larger decay, which was better for that
-control. The quotient of AdamWN's final norms over learning rates was at most 1.002 there, in one seed. Chance matters at this scale: with a
-decay of 0.1, the best in the first seed, the losses of AdamW's seeds are far apart from step 125 on, and with 0.3 they are not.
+On a model of 45 M weights no claim of `claims` is decided. With settings chosen by one of three seeds, two are left for the test, and an
+interval from two pairs is wide. AdamWN ended below AdamW in every pair of seeds, by 0.069 ± 0.086 against the decay that did best in the
+test. On another text AdamW's decay was not tuned: in seed 0, AdamWN's lead there is 0.065 over a decay of 0.3 and 0.039 over a decay of 1.
+AdamWN ended below AdamW from scaled weights by 0.060 ± 0.091 at one decay, and by 0.021 in the single seed of a larger decay, which was
+better for that control. The quotient of AdamWN's final norms over learning rates was at most 1.002 there, in one seed. Chance matters at
+this scale: with a decay of 0.1, the best in the first seed, the losses of AdamW's seeds are far apart from step 125 on, and with 0.3 they
+are not.
 
-Settings carried over to other conditions ([transfer](transfer.md)). On a model of 0.17 M weights, five seeds, all runs of the plan: that a gain of 0.8 has
-a smaller regret than a decay tuned at the base is refuted, in the worst case (+0.0077 ± 0.0012), on average (+0.0075 ± 0.0056) and for the learning rate,
-the horizon, the batch and the depth; for the width nothing is shown. On a model of 18 M weights, three seeds, no claim is decided. At four times the learning
-rate a gain of 0.8 ended higher than AdamW in each of three seeds, by 0.10 on average; with three times the steps it ended 0.021 ± 0.009 below AdamW and 0.048 ± 0.009 below AdamW with
-the timescale rule, and at four times and half of the width 0.025 ± 0.018 and 0.020 ± 0.009 below AdamW, lower in each of three seeds. AdamC, tuned once as well, has the lowest regret in most conditions. Without the seed that chose AdamW's decay, two are left for the test, too few to show any of it.
-"No tuning" is not shown at either size: the tuning chose 0.8, so both arms are the same runs.
+Settings carried over to other conditions ([transfer](transfer.md)). On a model of 0.17 M weights, five seeds, all runs of the plan: that a
+gain of 0.8 has a smaller regret than a decay tuned at the base is refuted, in the worst case (+0.0077 ± 0.0012), on average (+0.0075 ±
+0.0056) and for the learning rate, the horizon, the batch and the depth; for the width nothing is shown. On a model of 18 M weights, three
+seeds, no claim is decided. At four times the learning rate a gain of 0.8 ended higher than AdamW in each of three seeds, by 0.10 on
+average; with three times the steps it ended 0.021 ± 0.009 below AdamW and 0.048 ± 0.009 below AdamW with the timescale rule, and at four
+times and half of the width 0.025 ± 0.018 and 0.020 ± 0.009 below AdamW, lower in each of three seeds. AdamC, tuned once as well, has the
+lowest regret in most conditions. Without the seed that chose AdamW's decay, two are left for the test, too few to show any of it. "No
+tuning" is not shown at either size: the tuning chose 0.8, so both arms are the same runs.
 
-With the right controls ([settle](settle.md), 45 M weights, all arms from the same start, tuned alike, fresh seeds): no claim is decided there. AdamWN
-ended below AdamW by 0.0142 ± 0.0134 in eight seeds, which is shown by itself, but not among the claims that are tested together. AdamC and
-AdamWN differ by 0.0011 ± 0.0178, and AdamW that replays the decay of AdamWN's run with another seed, without feedback, ended 0.0064 ± 0.0193 below
-AdamWN: whether they are level within 0.01 is not shown. A [confirmation](settle.md#the-confirmation-the-study-confirm) of the first of these with the two settings
-that were chosen, twelve new seeds and no other claim: AdamWN ended below AdamW by 0.0129 ± 0.0088, in every pair. That is shown.
+With the right controls ([settle](settle.md), 45 M weights, all arms from the same start, tuned alike, fresh seeds): no claim is decided
+there. AdamWN ended below AdamW by 0.0142 ± 0.0134 in eight seeds, which is shown by itself, but not among the claims that are tested
+together. AdamC and AdamWN differ by 0.0011 ± 0.0178, and AdamW that replays the decay of AdamWN's run with another seed, without feedback,
+ended 0.0064 ± 0.0193 below AdamWN: whether they are level within 0.01 is not shown. A
+[confirmation](settle.md#the-confirmation-the-study-confirm) of the first of these with the two settings that were chosen, twelve new seeds
+and no other claim: AdamWN ended below AdamW by 0.0129 ± 0.0088, in every pair. That is shown.
 
-The same at 0.17 M weights ([settle](settle.md#results-at-tiny), all 97 runs of the plan): one norm for all matrices is better than one for each tensor, by 0.110 ± 0.029, both tuned. That is shown; no other
-claim is. AdamWN ended 0.0144 ± 0.0074 above AdamC, which by itself refutes that it is
-lower, and 0.0151 ± 0.0156 above AdamW, in eight seeds. The replay without feedback differs from it by 0.0007 ± 0.0059, level by itself. Neither holds
-among the claims that are tested together. AdamW with its relative steps ended 0.0081 ± 0.0029 below it; no claim was
-planned that it is lower, and whether they are level is not shown. k = 1 ended 0.0039 ± 0.0036 below k = 0.1, level by itself.
+The same at 0.17 M weights ([settle](settle.md#results-at-tiny), all 97 runs of the plan): one norm for all matrices is better than one for
+each tensor, by 0.110 ± 0.029, both tuned. That is shown; no other claim is. AdamWN ended 0.0144 ± 0.0074 above AdamC, which by itself
+refutes that it is lower, and 0.0151 ± 0.0156 above AdamW, in eight seeds. The replay without feedback differs from it by 0.0007 ± 0.0059,
+level by itself. Neither holds among the claims that are tested together. AdamW with its relative steps ended 0.0081 ± 0.0029 below it; no
+claim was planned that it is lower, and whether they are level is not shown. k = 1 ended 0.0039 ± 0.0036 below k = 0.1, level by itself.
 
-Everything tuned ([search](search.md), 0.17 M weights): learning rate, decay or gain, warm-up and final learning rate, 48 trials for each arm, twenty new seeds. That AdamWN with a constant target is lower than AdamW or
-level with it is refuted: it ends 0.0264 ± 0.0078 above. So is the same about AdamC (0.0203 ± 0.0068 above) and about AdamW whose decay follows the root of the learning rate (0.0216 ± 0.0068 above, level refuted). One norm
-for all matrices is better than one for each tensor, by 0.1164 ± 0.0112: supported. Hidden matrices alone are not shown to differ from all of them. With a target that [rises](search.md#a-target-that-rises-the-study-rise) over the first half of the steps (a study of its own, planned with
-these results in view), AdamWN is lower than with a constant one: supported, by 0.0148 ± 0.0066. That it is lower than AdamW is refuted: it ends 0.0116 ± 0.0088 above. The end of the rise was tuned to a ratio of 1.95, close to the paper's 2. With both tuned again for [other lengths](longer.md#shorter-and-longer-runs-the-study-horizon) the difference to AdamW is +0.0186 ± 0.0100 with a third of the steps and -0.0010 ± 0.0079 with three times the steps: a change of -0.0196 ± 0.0107, which is not shown by our rules, because the best warm-up of the short runs is the longest that was tried. [Once more](longer.md#once-more-with-longer-warm-ups-the-study-growth), with longer warm-ups, forty new seeds and two claims: from +0.0195 ± 0.0048 with 200 steps to +0.0014 ± 0.0067 with 1,800, a change of -0.0181 ± 0.0083. Both are supported: that AdamWN gains on AdamW with more steps, and that with 1,800 steps the two are level within 0.01.
+Everything tuned ([search](search.md), 0.17 M weights): learning rate, decay or gain, warm-up and final learning rate, 48 trials for each
+arm, twenty new seeds. That AdamWN with a constant target is lower than AdamW or level with it is refuted: it ends 0.0264 ± 0.0078 above. So
+is the same about AdamC (0.0203 ± 0.0068 above) and about AdamW whose decay follows the root of the learning rate (0.0216 ± 0.0068 above,
+level refuted). One norm for all matrices is better than one for each tensor, by 0.1164 ± 0.0112: supported. Hidden matrices alone are not
+shown to differ from all of them. With a target that [rises](search.md#a-target-that-rises-the-study-rise) over the first half of the steps
+(a study of its own, planned with these results in view), AdamWN is lower than with a constant one: supported, by 0.0148 ± 0.0066. That it
+is lower than AdamW is refuted: it ends 0.0116 ± 0.0088 above. The end of the rise was tuned to a ratio of 1.95, close to the paper's 2.
+With both tuned again for [other lengths](longer.md#shorter-and-longer-runs-the-study-horizon) the difference to AdamW is +0.0186 ± 0.0100
+with a third of the steps and -0.0010 ± 0.0079 with three times the steps: a change of -0.0196 ± 0.0107, which is not shown by our rules,
+because the best warm-up of the short runs is the longest that was tried.
+[Once more](longer.md#once-more-with-longer-warm-ups-the-study-growth), with longer warm-ups, forty new seeds and two claims: from +0.0195 ±
+0.0048 with 200 steps to +0.0014 ± 0.0067 with 1,800, a change of -0.0181 ± 0.0083. Both are supported: that AdamWN gains on AdamW with more
+steps, and that with 1,800 steps the two are level within 0.01.
 
-What the paper says in passing ([remarks](longer.md#what-the-paper-says-in-passing-the-study-remarks), 0.17 M weights, the rising target, everything else tuned, twenty new seeds). Supported: rates of 0.01 and 1 change the loss by less than 0.018 (-0.0061 ± 0.0059 and
-+0.0013 ± 0.0048); control of LayerNorm too is worse (by 0.0269 ± 0.0071, 48 trials for each); with three times the steps another decay than the best one before is better (by 0.0226 ± 0.0061). Not shown: that the same is not true of the target. A ratio of 3.8 ended
-0.0434 ± 0.0109 below the one that was best before; it is the highest that was tried. [Once more](longer.md#a-target-that-is-kept-the-study-kept), with higher ones and new seeds, it is refuted: 3.8 ended 0.0343 ± 0.0073 below, inside the list. So the best target
-depends on the number of steps, as the best decay does.
+What the paper says in passing ([remarks](longer.md#what-the-paper-says-in-passing-the-study-remarks), 0.17 M weights, the rising target,
+everything else tuned, twenty new seeds). Supported: rates of 0.01 and 1 change the loss by less than 0.018 (-0.0061 ± 0.0059 and +0.0013 ±
+0.0048); control of LayerNorm too is worse (by 0.0269 ± 0.0071, 48 trials for each); with three times the steps another decay than the best
+one before is better (by 0.0226 ± 0.0061). Not shown: that the same is not true of the target. A ratio of 3.8 ended 0.0434 ± 0.0109 below
+the one that was best before; it is the highest that was tried. [Once more](longer.md#a-target-that-is-kept-the-study-kept), with higher
+ones and new seeds, it is refuted: 3.8 ended 0.0343 ± 0.0073 below, inside the list. So the best target depends on the number of steps, as
+the best decay does.
 
-More steps ([budget](budget.md), 0.17 M weights, the settings that `settle` chose): that AdamWN reaches with half of the steps what AdamW reaches with all of them is refuted
-(it ends 0.079 ± 0.038 above); that it is slower first and better later, and that the gap grows, are not shown. With four times the steps it ended 0.149 ± 0.041 below AdamW with the same decay
-and within the noise of AdamW whose decay was divided by four (+0.017 ± 0.034; no claim was planned about that).
+More steps ([budget](budget.md), 0.17 M weights, the settings that `settle` chose): that AdamWN reaches with half of the steps what AdamW
+reaches with all of them is refuted (it ends 0.079 ± 0.038 above); that it is slower first and better later, and that the gap grows, are not
+shown. With four times the steps it ended 0.149 ± 0.041 below AdamW with the same decay and within the noise of AdamW whose decay was
+divided by four (+0.017 ± 0.034; no claim was planned about that).
 
-Other optimizers ([optimizers](settle.md#what-other-optimizers-showed), 0.17 M weights, tuned alike, five fresh seeds): Muon whose hidden matrices are held at a norm ended 0.0231 ± 0.0154 below Muon with its
-own decay. That is shown on this text, and on a second one it is not (+0.0066 ± 0.0354). [Once more](settle.md#muon-once-more-the-study-muon) on the first text, with the two settings, twenty new seeds and
-no other claim: 0.0307 ± 0.0106 below. That is shown, and it does not take the control: Muon with a decay of 0.28 at the higher learning rate, which the tuning had not tried, ended 0.0439 ± 0.0157
-below Muon under control (ten of the seeds, added with the result in view). That AdamWN has a lower loss than AdamW with the paper's line 13.b is refuted on the first text (+0.0368 ± 0.0209).
+Other optimizers ([optimizers](settle.md#what-other-optimizers-showed), 0.17 M weights, tuned alike, five fresh seeds): Muon whose hidden
+matrices are held at a norm ended 0.0231 ± 0.0154 below Muon with its own decay. That is shown on this text, and on a second one it is not
+(+0.0066 ± 0.0354). [Once more](settle.md#muon-once-more-the-study-muon) on the first text, with the two settings, twenty new seeds and no
+other claim: 0.0307 ± 0.0106 below. That is shown, and it does not take the control: Muon with a decay of 0.28 at the higher learning rate,
+which the tuning had not tried, ended 0.0439 ± 0.0157 below Muon under control (ten of the seeds, added with the result in view). That
+AdamWN has a lower loss than AdamW with the paper's line 13.b is refuted on the first text (+0.0368 ± 0.0209).
 
 How to read the tables: a difference pairs runs that share initial weights and the order of the data, ± is half of its 95 % interval, and
 *pairs* is their number. The setting of an arm is chosen by some seeds (the first third of those that all its trials have, at least one) and
