@@ -167,6 +167,34 @@ def test_every_setting_compiles(dtype, settings):
         assert torch.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"start": 2, "ratio": 1.5},
+        {"start": 2, "hold": 1.2, "scope": "group"},
+        {"start": "every step", "ratio": 1.5},
+        {"start": "inflection", "ratio": 0.5, "rate": 1.0},
+        {"law": "integral", "norm": 10.0, "rate": 0.5},
+    ],
+    ids=["step", "group", "every step", "inflection", "integral"],
+)
+def test_what_a_joint_norm_remembers_is_kept_in_a_compiled_step(settings, monkeypatch):
+    """The compiler loses what is written in place into a 0-d float64 tensor."""
+    monkeypatch.setattr("normcontrol.mechanisms.start.SAMPLED_EVERY", 2)
+    found = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(8, 8))
+        opt = NormControl(torch.optim.SGD([weight], lr=1e-2), **settings)
+        step = torch.compile(opt.step, backend="aot_eager") if compiled else opt.step
+        for i in range(12):
+            weight.grad = -weight.detach() * (1 if i < 3 else -1)
+            step()
+        (reading,) = opt.norms().values()
+        found.append((reading.target.item(), reading.norm.item()))
+    assert found[1] == pytest.approx(found[0], rel=1e-12)
+
+
 def test_a_compiled_step_that_fails_is_not_counted():
     model = SmallModel()
     opt = AdamWN(model.parameters(), lr=torch.tensor(1e-2))

@@ -8,7 +8,7 @@ import torch
 from small import SmallModel, matrices, total_norm
 from torch import nn
 
-from normcontrol import set_norm_
+from normcontrol import AdamWN, set_norm_
 
 
 @pytest.mark.parametrize(
@@ -125,3 +125,30 @@ def test_what_cannot_be_is_refused_and_nothing_changes(given, settings, message)
     if before is not None:
         pairs = zip(model.parameters(), before.parameters(), strict=True)
         assert all(torch.allclose(p, q, rtol=0, atol=0, equal_nan=True) for p, q in pairs)
+
+
+def test_groups_stay_as_they_are():
+    weight = nn.Parameter(torch.ones(4, 4))
+    groups = [{"params": [weight], "weight_decay": 0.1, "lr": 1e-3}]
+    for gain in (0.8, 2.0):
+        set_norm_(groups, gain=gain)
+        assert weight.norm().item() == pytest.approx(2 * gain)
+    assert groups == [{"params": [weight], "weight_decay": 0.1, "lr": 1e-3}]
+
+
+def test_groups_that_decay_are_those_that_are_set():
+    weight, bias = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
+    groups = [{"params": [weight], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}]
+    set_norm_(groups, norm=1.0)
+    assert (weight.norm().item(), bias.norm().item()) == (1.0, 4.0)
+
+
+def test_the_weights_of_a_running_optimizer_can_be_set():
+    weight = nn.Parameter(torch.ones(4, 4))
+    opt = AdamWN([weight], lr=1e-3, ratio=1.0, scope="row")
+    weight.grad = torch.ones_like(weight)
+    opt.step()
+    set_norm_(opt.param_groups, norm=3.0)
+    assert weight.norm(dim=1).tolist() == pytest.approx([3.0] * 4)  # the scope of the group
+    control = opt.param_groups[0]["control"]
+    assert (control["ratio"], int(control["step"]), control.get("norm")) == (1.0, 1, None)

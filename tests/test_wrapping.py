@@ -331,3 +331,56 @@ def test_a_hook_on_all_optimizers_may_be_removed_within_a_step():
     opt.step()
     opt.step()
     assert len(calls) == 1
+
+
+def test_a_copy_under_a_scheduler_steps_its_own_weights():
+    """A scheduler writes a ``step`` into the optimizer that belongs to that very object."""
+    model = torch.nn.Linear(4, 4)
+    opt = AdamWN(model.parameters(), lr=1e-2)
+    torch.optim.lr_scheduler.StepLR(opt, 10)
+    copied, other = copy.deepcopy((model, opt))
+    restored = torch.load(_saved(opt), weights_only=False)
+    for mine in (other, restored):
+        (weight, *_) = mine.param_groups[0]["params"]
+        before, original = weight.detach().clone(), model.weight.detach().clone()
+        weight.grad = torch.ones_like(weight)
+        mine.step()
+        assert not torch.equal(weight, before)
+        assert torch.equal(model.weight, original)
+    assert other.param_groups[0]["params"][0] is copied.weight
+
+
+def _saved(opt):
+    buffer = io.BytesIO()
+    torch.save(opt, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+def test_a_state_that_the_wrapped_optimizer_loads_is_taken_over():
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    inner = torch.optim.SGD([weight], lr=0.5)
+    opt = NormControl(inner, ratio=1.0, rate=lr_times(1.0))
+    weight.grad = torch.zeros_like(weight)
+    opt.step()
+    saved = copy.deepcopy(inner.state_dict())
+    opt.step()
+    inner.load_state_dict(saved)
+    assert opt.norms()["global"].norm.item() == 4.0
+    inner.param_groups[0]["lr"] = 0.25  # of the new group
+    weight.data *= 2
+    opt.step()
+    assert weight.norm().item() == 7.0  # a quarter of the way from 8 to 4
+    assert int(opt.state_dict()["param_groups"][0]["control"]["step"]) == opt.clock.calls == 2
+
+
+def test_a_state_without_control_is_not_loaded_into_the_wrapped_optimizer():
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    inner = torch.optim.SGD([weight], lr=0.5)
+    without = inner.state_dict()
+    opt = NormControl(inner, ratio=1.0)
+    weight.grad = torch.zeros_like(weight)
+    opt.step()
+    inner.load_state_dict(without)
+    with pytest.raises(ValueError, match="Load the state into this optimizer instead"):
+        opt.step()

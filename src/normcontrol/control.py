@@ -226,6 +226,7 @@ class NormControl(Wrapper):
         >>> {name: (r.norm.item(), r.target.item()) for name, r in opt.norms().items()}
         {'global': (3.0, 6.0)}
         """
+        self._catch_up()
         return readings(self.sets, self.param_groups, self.clock)
 
     def report(self) -> str:
@@ -247,22 +248,24 @@ class NormControl(Wrapper):
 
     def pack(self) -> dict[str, Any]:
         """Return the optimizer's state and groups, with the controller's entry: plain data."""
-        if self._norm_group is None and self._has_changed():
-            self._rebuild()
+        self._catch_up()
         self._hand_over()
         return saved_state(super().pack())
 
     def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
         state_dict, step = restored_state(state_dict, self.optimizer)
-        step = step.detach().to(self.clock.step, copy=True)
         before = self.param_groups
         super().unpack(state_dict)
         self._turns.replace(before, self.param_groups)
-        self._set_step(step)
+        self._go_on_from(step)
+        self._build()
+
+    def _go_on_from(self, step: Tensor) -> None:
+        """Take over the number of steps of a state that was loaded."""
+        self._set_step(step.detach().to(self.clock.step, copy=True))
         self.clock.calls, self.clock.known = int(step.item()), True
         self._fresh = self.clock.calls == 0
-        self._build()
 
     @property
     def norm_group(self) -> Any:
@@ -273,6 +276,11 @@ class NormControl(Wrapper):
     def norm_group(self, group: Any) -> None:
         self._norm_group, self._norm_group_lost = group, False
         self._build()
+
+    def _catch_up(self) -> None:
+        """Take over what has changed since the last step, where that needs no other rank."""
+        if self._norm_group is None and self._has_changed():
+            self._rebuild()
 
     def _adopt(self, index: int) -> None:
         """Complete and check a group's settings, and measure the reference norms of its weights."""
@@ -329,17 +337,25 @@ class NormControl(Wrapper):
         return now != [*self._seen[index].values()] or not self._given_as.isdisjoint(group)
 
     def _has_changed(self) -> bool:
-        """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen."""
+        """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen, of
+        another dtype; and groups that were replaced."""
         params, looks, seen = [], [], self._layout
         for group in self.optimizer.param_groups:
             params += group["params"]
             looks.append(len(params))
         for p in params:
-            looks.append(p.numel() if p.requires_grad else -1)
-        return looks != seen.looks or not all(map(is_, params, seen.params))
+            looks += (p.numel() if p.requires_grad else -1, p.dtype)
+        if looks != seen.looks or not all(map(is_, params, seen.params)):
+            return True
+        pairs = zip(self.optimizer.param_groups, seen.groups, strict=True)
+        return any(group.get("control") is not old.control for group, old in pairs)
 
     @not_compiled
     def _rebuild(self) -> None:
+        step = changes.loaded_step(self.param_groups, self._layout)
+        if step is not None:
+            self._turns = Turns()
+            self._go_on_from(step)
         with unchanged_on_error(self.param_groups):
             for index in changes.new_groups(self.param_groups):
                 self._adopt(index)

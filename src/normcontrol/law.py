@@ -93,7 +93,8 @@ class Integral:
         theta  <- theta - 2 lambda theta
 
     Args:
-        multiplier: lambda, one value for each norm. It is updated in place at every call.
+        multiplier: lambda, a row with one value for each norm. It is updated in place at every
+            call; torch.compile would lose that in a single 0-d float64 tensor.
         count: the number of weights behind each norm.
 
     >>> law = Integral(torch.zeros(1), count=torch.tensor([4.0]))
@@ -108,8 +109,8 @@ class Integral:
     def __call__(self, norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
         change = rate * (norm.square() - target.square()) / self.count
         change = torch.where(torch.isfinite(change), change, 0.0)  # it must not learn from NaN
-        self.multiplier.add_(change).clamp_(min=0)
-        return 1 - 2 * self.multiplier
+        self.multiplier.add_(change.reshape(-1)).clamp_(min=0)
+        return (1 - 2 * self.multiplier).reshape(change.shape)
 
 
 LAWS: dict[str, Law] = {

@@ -15,12 +15,14 @@ from torch.optim import Optimizer
 
 from normcontrol.control import NormControl, control_
 from normcontrol.distributed.layouts import ShardError
-from normcontrol.groups.members import Controlled, members_of
+from normcontrol.groups.members import CONTROL, Controlled, marks_of_decay, members_of
 from normcontrol.groups.outputs import split_by_outputs
+from normcontrol.groups.settings import Group
 from normcontrol.groups.state import state_of
 from normcontrol.law import projection
 from normcontrol.schedule import Value
 from normcontrol.scope import parse_scope
+from normcontrol.target import TARGETS
 
 
 @torch.no_grad()
@@ -43,7 +45,9 @@ def set_norm_(
 
     Args:
         params: a model, its parameters (named or not), or parameter groups. In a model, weights
-            that are stored transposed are recognised by their modules.
+            that are stored transposed are recognised by their modules. Groups are not changed; one
+            that gives a target itself has that. Those of an optimizer under norm control get the
+            target that is given here.
         gain, norm, rms, ratio: the target, see :class:`NormControl`. A ratio refers to the current
             norm.
         scope: which weights share a norm, and so a factor.
@@ -60,6 +64,9 @@ def set_norm_(
         raise ValueError("set_norm_ needs a target: give one of gain=, norm=, rms= and ratio=.")
     if isinstance(params, nn.Module):
         params = split_by_outputs([{"params": list(params.named_parameters())}], params)
+    params = list(params)
+    if params and isinstance(params[0], dict):
+        params = own_groups(params)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Nothing is controlled")  # refuse() says it
@@ -86,6 +93,23 @@ def set_norm_(
 
 
 WHOLE = "Call set_norm_ before the model is sharded, or use FSDP2, whose DTensors are understood."
+
+
+def own_groups(groups: list[Group]) -> list[Group]:
+    """Return new groups, with what tells the tensors of these and how they share norms.
+
+    Where some groups decay and others do not, those that decay are controlled, as by AdamWN.
+    """
+    found = []
+    for group, mark in zip(groups, marks_of_decay(groups), strict=True):
+        control = {name: group[CONTROL][name] for name in SHARES} if CONTROL in group else {}
+        own = {name: group[name] for name in (*LISTS, *SHARES, *TARGETS) if name in group}
+        found.append(({} if mark == "matrices" else {"controlled": mark}) | own | control)
+    return found
+
+
+LISTS, SHARES = ("params", "param_names"), ("controlled", "outputs", "scope")
+"""The keys of a group that are its tensors, and those that say which of them share a norm."""
 
 
 class Still(Optimizer):

@@ -136,8 +136,17 @@ class Wrapper(Optimizer):
         return getattr(self.optimizer, "_step_supports_amp_scaling", False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled and copied: all but the hooks, as torch does."""
-        return {k: v for k, v in self.__dict__.items() if not k.startswith("_optimizer_")}
+        """Return what is pickled and copied: all but the hooks, as torch does.
+
+        A learning rate scheduler writes a ``step`` that belongs to this very object; the copy has
+        that of its class.
+        """
+        left = ("step", "_opt_called")
+        return {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in left and not k.startswith("_optimizer_")
+        }
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients, as the wrapped optimizer does it."""

@@ -253,3 +253,34 @@ def test_a_compiled_step_notices_a_replaced_tensor():
         new.mul_(1.25)
     compiled()
     assert total_norm([new]) == pytest.approx(start, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scope": "row"}, "needs a tensor with axes"),
+        ({"scope": "global", "ratio": None, "gain": 1.0}, "it has no inputs"),
+    ],
+)
+def test_a_tensor_added_before_the_first_step_must_suit_the_settings(settings, message):
+    first = weights(4, 3)
+    opt = NormControl(
+        torch.optim.SGD([first], lr=0.1), **{"ratio": 1.5, "controlled": True, **settings}
+    )
+    opt.param_groups[0]["params"].append(weights(4))
+    with pytest.raises(ValueError, match=message):
+        step(opt)
+
+
+def test_weights_of_another_dtype_are_controlled_as_before():
+    """A large set on a CPU is folded into AdamW's fused step in fp32, and in bf16 it is not."""
+    torch.manual_seed(0)
+    model = nn.Linear(400, 400, bias=False)
+    opt = AdamWN(model.parameters(), lr=1e-6, fused=True, ratio=1.2, rate=0.01)
+    step(opt)
+    model.bfloat16()
+    model.weight.grad = None
+    opt.state.clear()
+    step(opt, 60)
+    assert opt.norms()["global"].ratio.item() == pytest.approx(1.2 - 0.2 * 0.99**61, rel=1e-3)
+    assert model.weight.dtype == torch.bfloat16

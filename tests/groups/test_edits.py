@@ -254,3 +254,37 @@ def test_an_edit_takes_effect_in_a_compiled_step_too():
     compiled()
     eager.step()
     assert torch.allclose(p, same, rtol=1e-6)
+
+
+def test_an_edited_target_that_suits_no_tensor_is_refused():
+    conv = nn.Conv1d(4, 8, 3, bias=False)
+    opt = AdamWN(conv.parameters(), ratio=1.0, rate=0.5)
+    opt.param_groups[0]["control"]["gain"] = 1.0
+    conv.weight.grad = torch.ones_like(conv.weight)
+    with pytest.raises(ValueError, match="the outputs cannot be known: give outputs=0"):
+        opt.step()
+
+
+def test_several_settings_at_a_time_are_checked_by_name():
+    opt = AdamWN([nn.Parameter(WEIGHT.clone())], ratio=1.0)
+    with pytest.raises(KeyError, match="'ratoi' is no setting of norm control"):
+        opt.param_groups[0]["control"].update(rate=0.2, ratoi=3.0)
+
+
+def test_edited_axes_of_outputs_that_cannot_be_are_refused():
+    weight = nn.Parameter(WEIGHT.clone())
+    opt = AdamWN([weight], gain=1.0)
+    opt.param_groups[0]["control"]["outputs"] = (0, 0)
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(ValueError, match=r"names an axis"):
+        opt.step()
+
+
+def test_a_ratio_to_rows_of_zeros_is_refused_when_it_is_edited_in():
+    weight = nn.Parameter(torch.zeros(3, 4))
+    opt = NormControl(torch.optim.SGD([weight], lr=0.1), norm=1.0, scope="row")
+    weight.grad = torch.ones_like(weight)
+    opt.step()
+    opt.param_groups[0]["control"]["ratio"] = 1.0
+    with pytest.raises(ValueError, match="has an initial norm of zero"):
+        opt.step()

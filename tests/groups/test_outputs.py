@@ -183,6 +183,27 @@ def test_told_nothing_a_stack_of_vectors_is_no_stack_of_matrices():
     assert held == pytest.approx(1.0)
 
 
+def test_a_factor_that_starts_at_zero_does_not_raise_the_norm_of_the_other_one():
+    """An adapter: the rows of B are many, and its norm is zero."""
+    a, b = weight(8, 64), nn.Parameter(torch.zeros(1024, 8))
+    opt = AdamWN([a, b], lr=1e-4)
+    assert opt.norms()["global"].target.item() == pytest.approx(a.detach().norm().item())
+    alone = AdamWN([nn.Parameter(torch.zeros(4, 8))], lr=1e-4)
+    assert alone.norms()["global"].target.item() == pytest.approx(0.8 * 2)
+
+
+def test_a_joint_ratio_to_zeros_alone_is_refused():
+    zeros = nn.Parameter(torch.zeros(4, 4))
+    with pytest.raises(ValueError, match="has an initial norm of zero, and scope='global' has no"):
+        NormControl(torch.optim.SGD([zeros], lr=0.1), ratio=1.0)
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (7,)])
+def test_axes_of_outputs_that_a_tensor_lacks_are_refused_without_a_gain_too(axes):
+    with pytest.raises(ValueError, match="names an axis"):
+        AdamWN([weight(4, 6)], outputs=axes)
+
+
 def test_a_gain_survives_a_checkpoint():
     p = weight(6, 4)
     opt = on_target([p], gain=1.0, outputs=1)

@@ -173,3 +173,32 @@ def test_a_norm_is_never_negative():
     assert reading.scale.item() < 0  # CPR's multiplier may exceed one half
     assert reading.norm.item() == pytest.approx(p.detach().norm().item())
     assert "-" not in opt.report().splitlines()[-1].split()[-2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("order", "befor", "order='befor' is not known"),
+        ("rate", 5.0, "a rate outside"),
+        ("law", None, "The state has None as the law"),
+        ("ratio", "linear(1, 2, st", "which cannot be read: it was changed or cut off"),
+        ("ratio", None, "has no target, which every saved state"),
+        ("reference", ..., "has no reference, which every saved state"),
+        ("step", ..., "has no step"),
+        ("scope", ..., "has no scope"),
+    ],
+)
+def test_a_state_that_was_changed_is_refused_and_nothing_is_loaded(name, value, message):
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=1e-2, ratio=3.0)
+    train(model, opt, range(2))
+    state = copy.deepcopy(opt.state_dict())
+    state["param_groups"][0]["lr"] = 5.0
+    if value is ...:
+        del state["param_groups"][0]["control"][name]
+    else:
+        state["param_groups"][0]["control"][name] = value
+    with pytest.raises(ValueError, match=message):
+        opt.load_state_dict(state)
+    assert opt.param_groups[0]["lr"] == 1e-2
+    assert int(opt.param_groups[0]["control"]["step"]) == 2

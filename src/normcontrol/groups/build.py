@@ -23,7 +23,7 @@ from normcontrol.distributed.layouts import (
 from normcontrol.distributed.shards import shards_of, whole_norms
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.members import Members, members_of, refuse_flat_shards
-from normcontrol.groups.outputs import is_known, outputs_of
+from normcontrol.groups.outputs import check_outputs, is_known, outputs_of
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import (
     Group,
@@ -46,7 +46,6 @@ def adopt(
     groups = optimizer.param_groups
     add_settings(index, groups[index], defaults, optimizer)
     members = members_of(groups[: index + 1])[index]
-    check_members(groups[index], members)
     state = state_of(groups[index])
     state["reference"] = reference_norms(groups[index], members, sharing)
     state["first_lr"], state["step"] = groups[index].get("lr"), step
@@ -60,7 +59,8 @@ def measure_references(groups: list[Group], sharing: Sharing) -> list[Tensor]:
 
 
 def check_members(group: Group, members: Members) -> None:
-    """Refuse tensors that have no norm yet, or not the axes that the scope needs."""
+    """Refuse tensors that have no norm yet, or not the axes that scope and target need."""
+    axes, kind = state_of(group)["outputs"], target_kind(state_of(group))
     for name, p in zip(members.names, members.params, strict=True):
         if p.is_meta:
             raise ValueError(
@@ -68,13 +68,16 @@ def check_members(group: Group, members: Members) -> None:
                 "the model first, then construct the optimizer."
             )
         check_axes(parse_scope(state_of(group)["scope"]), name, p)
-        if target_kind(state_of(group)) == "gain":
-            outputs_of(name, p, state_of(group)["outputs"])
+        if kind == "gain":
+            outputs_of(name, p, axes)
+        elif kind == "hold" and axes and p.dim() >= 2:
+            check_outputs(name, p, axes)
 
 
 @torch.no_grad()
 def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
     """Return the norm of every part of a group as it is now, to become the reference."""
+    check_members(group, members)
     names, params = members
     control = state_of(group)
     scope, rule = parse_scope(control["scope"]), control["controlled"]
@@ -87,18 +90,20 @@ def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
     spectral = control["size"] in SPECTRAL and params and not sharing.is_shared
     size = size_of("spectral") if spectral else measure
     control.pop("vectors", None)  # they belong to the weights before
-    reference = whole_norms(params, scope, sharing, size)
-    check_references(group, reference, names, params)
-    return reference
+    return whole_norms(params, scope, sharing, size)
 
 
 def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     """Return one set for all groups of global scope, and one for each other group.
 
-    Frozen tensors are left out. The list is empty if no tensor is controlled now.
+    Frozen tensors are left out. The list is empty if no tensor is controlled now. Settings, tensors
+    and references may all have changed since they were checked, so they are checked here.
     """
     members = members_of(groups)
     refuse_flat_shards(groups, members)
+    for group, found in zip(groups, members, strict=True):
+        check_members(group, found)
+        check_references(group, state_of(group).reference, *found)
     if sharing.norm_group is not None:
         check_whole_tensors(groups, members)
     controlled = [
@@ -114,6 +119,8 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     # weights can be seen from the norm alone.
     empty = all(s.is_joint_over_ranks and not bool(s.initial.any()) for s in sets)
     empty = empty and not any(is_partitioned(p) for group in groups for p in group["params"])
+    for s in sets:
+        refuse_zeros(s)
     if sharing.norm_group is not None and empty:
         raise ValueError(
             "norm_group was given, but nothing would be controlled: outside groups with "
@@ -121,6 +128,19 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
             "controlled=True in their group."
         )
     return [s for s in sets if s.params or s.is_joint_over_ranks]
+
+
+def refuse_zeros(s: WeightSet) -> None:
+    """Refuse a ratio to a joint norm that is zero: its target is zero, which is decay."""
+    if not s.params or s.shards is not None or not s.scope.joint or s.kind != "ratio":
+        return
+    if s.start is None and not bool(s.unit > 0) and not bool(torch.isnan(s.unit)):
+        raise ValueError(
+            f"{' and '.join(s.names[:2])} {'have' if len(s.names) > 1 else 'has'} an initial norm "
+            f"of zero, and scope={s.scope.name!r} has no other weights, so there is no ratio to "
+            "it. Give an absolute target (norm=, rms= or gain=), control the weights from a later "
+            "step on (start=1), or leave them out with controlled=False."
+        )
 
 
 def check_whole_tensors(groups: list[Group], members: list[Members]) -> None:
@@ -138,6 +158,19 @@ def _is_on_other_ranks(group: Group, sharing: Sharing) -> bool:
     control = state_of(group)
     may = sharing.norm_group is not None and control["controlled"] is not False
     return may and parse_scope(control["scope"]).joint
+
+
+def without_zeros(outputs: list[float], references: list[Tensor]) -> list[float]:
+    """Return the outputs of the tensors, none for those that start at zero beside others.
+
+    The factor of an adapter that starts at zero must not raise the norm of the other factor.
+    """
+    start = [bool(norms.any()) for norms in references]
+    return (
+        [n if some else 0.0 for n, some in zip(outputs, start, strict=True)]
+        if any(start)
+        else outputs
+    )
 
 
 def _weight_set(
@@ -169,6 +202,8 @@ def _weight_set(
             stored += list(compress(reference.split(sizes), trained))
             columns += compress(torch.arange(len(reference)).split(sizes), trained)
         shares.append(sum(trained))
+    if target_kind(state_of(groups[indices[0]])) == "hold" and not one_number:
+        outputs = without_zeros(outputs, stored)
     shards = shards_of(params, scope, sharing, shares)
     if shards is not None:
         check_sharded(groups[indices[0]])

@@ -11,7 +11,7 @@ had reached. The reference of any other new tensor is its norm now.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol.distributed.sharing import Sharing
-from normcontrol.groups.build import check_members, measure_references, reference_norms
+from normcontrol.groups.build import measure_references, reference_norms
 from normcontrol.groups.members import CONTROL, Members, members_of
 from normcontrol.groups.moments import check_moments
 from normcontrol.groups.sets import WeightSet
@@ -32,8 +32,9 @@ class Layout(NamedTuple):
     """The tensors of all groups when the sets were built."""
 
     params: list[Tensor]
-    looks: list[int]
-    """Where each group ends in ``params``; then the size of every tensor, -1 if it is frozen."""
+    looks: list[Any]
+    """Where each group ends in ``params``; then of every tensor the size, -1 if it is frozen, and
+    the dtype."""
     groups: list[GroupLayout]
 
 
@@ -50,11 +51,16 @@ class GroupLayout(NamedTuple):
     """The number of reference norms of each of them."""
 
 
+def look_of(p: Tensor) -> tuple[int, torch.dtype]:
+    """Return what of a tensor may change without another tensor in its place."""
+    return p.numel() if p.requires_grad else -1, p.dtype
+
+
 def layout_of(groups: Sequence[Group]) -> Layout:
     """Return the tensors of the groups as they are now."""
     params = [p for group in groups for p in group["params"]]
     ends = list(accumulate(len(group["params"]) for group in groups))
-    looks = ends + [p.numel() if p.requires_grad else -1 for p in params]
+    looks = [*ends, *chain.from_iterable(map(look_of, params))]
     found = [
         GroupLayout(
             group[CONTROL],
@@ -89,6 +95,28 @@ def take_over_edits(
     for index, before in enumerate(checked_settings(groups, layout, checked)):
         change_settings(index, groups[index], before, fixed, optimizer)
     return [settings_of(group, setting_names()) for group in groups]
+
+
+def loaded_step(groups: Sequence[Group], layout: Layout) -> Tensor | None:
+    """Return the number of steps in groups that were loaded by the wrapped optimizer itself.
+
+    Its ``load_state_dict`` puts new groups in place of the old ones. Their entries are copies of
+    the controller's, if it saved them. None if nothing was loaded.
+    """
+    known = {id(old.control) for old in layout.groups}
+    step = None
+    for index, (group, old) in enumerate(zip(groups, layout.groups, strict=False)):
+        control = group.get(CONTROL)
+        if isinstance(control, ControlState) and id(control) not in known:
+            step = control.step
+        elif control is None and list(map(id, group["params"])) == list(map(id, old.places)):
+            raise ValueError(
+                f"Group {index} of the wrapped optimizer was replaced by one without the settings "
+                "of norm control, as its load_state_dict does with a state that was saved without "
+                "them. Load the state into this optimizer instead, or construct it again after "
+                "loading."
+            )
+    return step
 
 
 def new_groups(groups: Sequence[Group]) -> list[int]:
@@ -131,7 +159,6 @@ def carry_over_references(
         for old in before.groups:
             if old.control is group[CONTROL] and old.sizes != _sizes(members):
                 _check_memory(group)
-                check_members(group, members)
                 measured = reference_norms(group, members, sharing)
                 state_of(group)["reference"] = _carried_over(group, members, old, measured, ratios)
 

@@ -67,19 +67,24 @@ def outputs_of(name: str, p: Tensor, axes: Axes = None) -> int:
             "leave it out with controlled=False."
         )
     axes = axes or (0,)
-    if any(not -p.dim() <= axis < p.dim() for axis in axes):
-        raise ValueError(
-            f"outputs={axes} names an axis that {name} does not have: its shape is {shape}."
-        )
-    places = {axis % p.dim() for axis in axes}
-    if len(places) < len(axes):
-        raise ValueError(f"outputs={axes} names an axis of {name} twice: its shape is {shape}.")
-    if len(places) == p.dim():
+    check_outputs(name, p, axes)
+    if len(axes) == p.dim():
         raise ValueError(
             f"outputs={axes} names every axis of {name}, whose shape is {shape}: it would have no "
             "inputs. Put it into a group of its own, where outputs= names the axes of its outputs."
         )
     return math.prod(shape[axis] for axis in axes)
+
+
+def check_outputs(name: str, p: Tensor, axes: tuple[int, ...]) -> None:
+    """Refuse axes that a tensor does not have."""
+    shape = tuple(p.shape)
+    if any(not -p.dim() <= axis < p.dim() for axis in axes):
+        raise ValueError(
+            f"outputs={axes} names an axis that {name} does not have: its shape is {shape}."
+        )
+    if len({axis % p.dim() for axis in axes}) < len(axes):
+        raise ValueError(f"outputs={axes} names an axis of {name} twice: its shape is {shape}.")
 
 
 def is_known(p: Tensor, axes: Axes) -> bool:

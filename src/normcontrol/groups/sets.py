@@ -76,8 +76,8 @@ class WeightSet:
             gain=self._unit_norms(outputs),
         )
         """What the kinds of target are multiples of."""
-        self.unit = TARGETS[self.kind](self.units)
-        """What the scheduled target is a multiple of: ||theta_0|| for a ratio."""
+        self._unit = TARGETS[self.kind](self.units)
+        self.start: AtStep | AtEveryStep | AtInflection | None = None
         self.law, self.start = self._law(), self._start()
         self.power_iteration: PowerIteration | None = None
         """What measures the weights in place of ``size``, with a memory of the last step."""
@@ -129,6 +129,18 @@ class WeightSet:
         for schedule in self.given.values():
             if isinstance(schedule, trace):
                 schedule.value(clock.step.to(self.initial.device, self.initial.dtype))
+
+    @property
+    def unit(self) -> Tensor:
+        """What the scheduled target is a multiple of: ||theta_0|| for a ratio.
+
+        It is computed anew where the reference may change: torch.compile loses what is written in
+        place into a 0-d float64 tensor.
+        """
+        if self.start is None:
+            return self._unit
+        units = self.units._replace(reference=self.scope.join(self.initial))
+        return TARGETS[self.kind](units)
 
     @property
     def order(self) -> str:
@@ -248,8 +260,6 @@ class WeightSet:
         valid = torch.isfinite(norm) if skip is None else torch.isfinite(norm) & (skip == 0)
         now = self.start.starts_now(norm, clock.step, valid)
         self.initial.copy_(torch.where(now, parts, self.initial))
-        units = self.units._replace(reference=self.scope.join(self.initial))
-        self.unit.copy_(TARGETS[self.kind](units))
         if not self._is_gathered:
             self._store_reference(self.initial)
 
@@ -302,14 +312,14 @@ class WeightSet:
         if law is not None:
             return law
         counts = self._unit_norms([p.numel() for p in self.params]).square()
-        return Integral(self._recall()[0].reshape(self.unit.shape), counts)
+        return Integral(self._recall()[0], counts)
 
     def _start(self) -> AtStep | AtEveryStep | AtInflection | None:
         start = self.settings["start"]
         if start == EVERY_STEP:
             return AtEveryStep()
         if start == "inflection":
-            return AtInflection(self._recall()[1:].view(ROWS, *self.unit.shape))
+            return AtInflection(self._recall()[1:], self.unit.shape)
         return AtStep(start) if start else None
 
     def _recall(self) -> Tensor:

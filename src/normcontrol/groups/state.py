@@ -59,6 +59,11 @@ class ControlState(dict[str, Any]):
             )
         super().__setitem__(name, value)
 
+    def update(self, *given: Any, **more: Any) -> None:
+        """Set several settings, each of which is checked."""
+        for name, value in dict(*given, **more).items():
+            self[name] = value
+
     @property
     def step(self) -> Tensor:
         return self["step"]
@@ -197,7 +202,10 @@ def restored_state(packed: dict[str, Any], optimizer: Optimizer) -> tuple[dict[s
 
     A state that was saved without norm control is adapted, with a warning.
     """
-    groups, step = restored_groups(groups_of(packed), optimizer.param_groups)
+    live = optimizer.param_groups
+    groups, step = restored_groups(groups_of(packed), live)
+    for index, (group, ours) in enumerate(zip(groups, live, strict=True)):
+        check_group(index, {**group, "params": ours["params"]}, optimizer)
     check_saved_moments(packed.get("state", {}), groups, optimizer)
     return with_groups(packed, groups), step
 
@@ -226,6 +234,13 @@ def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group],
 def restored(index: int, given: Group, live: Group) -> Group:
     """Return a saved group with its settings read back, if it fits the live group."""
     theirs, ours = given[CONTROL], live[CONTROL]
+    lacks = [name for name in ("step", "reference", "scope") if name not in theirs]
+    lacks += [] if any(theirs.get(name) is not None for name in TARGETS) else ["target"]
+    if lacks:
+        raise ValueError(
+            f"The state of group {index} has no {' and no '.join(lacks)}, which every saved state "
+            "of norm control has: it was changed after it was saved. Load an unchanged one."
+        )
     if parse_scope(theirs["scope"]) != parse_scope(ours["scope"]):
         raise ValueError(
             f"The state of group {index} was saved with scope={theirs['scope']!r}, but the "
@@ -243,7 +258,7 @@ def restored(index: int, given: Group, live: Group) -> Group:
     control = {**missing, **theirs, "scope": ours["scope"], "reference": got.to(have.device)}
     for name in (*TARGETS, "rate", *STEP_LENGTHS):
         if name in theirs:
-            control[name] = from_text(theirs[name], ours.get(name))
+            control[name] = _read(name, theirs[name], ours.get(name))
     if "size" in theirs:
         control["size"] = as_size(_restored("size of weights", theirs["size"], ours["size"]))
     if "law" in theirs:
@@ -263,8 +278,23 @@ def _plain(name: str, value: Any) -> Any:
     return repr(value) if isinstance(value, (Statistic, OwnLaw)) else checked_text(name, value)
 
 
-def _restored(what: str, given: str, live: Any) -> Any:
+def _read(name: str, text: Any, live: Any) -> Any:
+    try:
+        return from_text(text, live)
+    except SyntaxError:
+        raise ValueError(
+            f"The state has {name}={text!r}, which cannot be read: it was changed or cut off after "
+            "it was saved. Load an unchanged one."
+        ) from None
+
+
+def _restored(what: str, given: Any, live: Any) -> Any:
     """Return a saved setting, or the live one if a user's function was saved by its name."""
+    if not isinstance(given, str):
+        raise ValueError(
+            f"The state has {given!r} as the {what}, where a saved state has a name: it was "
+            "changed after it was saved. Load an unchanged one."
+        )
     if not given.startswith(("statistic(", "law(")):
         return given
     if isinstance(live, (Statistic, OwnLaw)):

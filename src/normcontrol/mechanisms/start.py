@@ -57,16 +57,17 @@ class AtEveryStep:
 class AtInflection:
     """Start at the first sample at which the second difference of the squared norm is negative.
 
-    ``memory`` has four rows of the shape of the norms: the running mean of the square, its last
+    ``memory`` has four rows, with a number for each norm: the running mean of the square, its last
     sample, the last difference between samples, and 1 if the start has happened. It is updated in
-    place.
+    place. ``shape`` is that of the norms.
     """
 
     memory: Tensor
+    shape: torch.Size
 
     def is_active(self, step: Tensor) -> Tensor:
         """True where the start has happened."""
-        return self.memory[3] > 0
+        return (self.memory[3] > 0).reshape(self.shape)
 
     def starts_now(self, norm: Tensor, step: Tensor, valid: Tensor) -> Tensor:
         """Update the memory with this step's norm. True where the start happens at this step.
@@ -75,7 +76,7 @@ class AtInflection:
         memory as it is.
         """
         mean, sample, difference, started = self.memory.unbind()
-        square = norm.square()
+        square, valid = norm.square().reshape(-1), valid.reshape(-1)
         average = torch.where(step == 1, square, DECAY * mean + (1 - DECAY) * square)
         mean.copy_(torch.where(valid, average, mean))
         sampled = (step % SAMPLED_EVERY == 0) & valid
@@ -84,7 +85,7 @@ class AtInflection:
         difference.copy_(torch.where(sampled, mean - sample, difference))
         sample.copy_(torch.where(sampled, mean, sample))
         started.copy_(torch.where(now, 1.0, started))
-        return now
+        return now.reshape(self.shape)
 
 
 def check_start(given: Any) -> None:
