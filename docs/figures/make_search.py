@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 from make_settle import evidence
 from matplotlib.figure import Figure
 
-from normcontrol.lab.studies import follow, horizon, longest, remarks, rise, search
+from normcontrol.lab.studies import follow, horizon, longest, remarks, rise, search, shape
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, SQRT, TENSOR
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results" / "search-tiny"
 RISE = RESULTS.with_name("rise-tiny")
 FOLLOW = RESULTS.with_name("follow-tiny")
+SHAPE = RESULTS.with_name("shape-tiny")
 HORIZON = RESULTS.with_name("horizon-tiny")
 GROWTH = RESULTS.with_name("growth-tiny")
 LONGEST = RESULTS.with_name("longest-tiny")
@@ -175,6 +176,7 @@ if __name__ == "__main__":
     tuned = (
         (RISE, rise),
         (FOLLOW, follow),
+        (SHAPE, shape),
         (HORIZON, horizon),
         (GROWTH, horizon),
         (LONGEST, longest),

@@ -24,6 +24,7 @@ from normcontrol.lab.studies import (
     settle,
     shape,
     transfer,
+    walk,
 )
 from normcontrol.lab.study.cells import Study
 
@@ -44,6 +45,7 @@ STUDIES: dict[str, Study] = {
         rise.STUDY,
         follow.STUDY,
         shape.STUDY,
+        walk.STUDY,
         horizon.STUDY,
         growth.STUDY,
         longest.STUDY,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from normcontrol.lab.studies.follow import CHOSEN
@@ -27,6 +27,8 @@ ARMS = (ADAMW, WALK, STRAIGHT, AT_ONCE)
 
 END = 1.52
 """The ratio at which all paths end: that of AdamW in ``follow``."""
+
+Path = Callable[[Config], list[float]]
 
 SEEDS = range(261, 281)
 """No study was run with them before."""
@@ -50,7 +52,7 @@ def at_once(config: Config) -> list[float]:
     return [END] * config.run.steps
 
 
-PATHS: dict[str, Callable[[Config], list[float]]] = {
+PATHS: dict[str, Path] = {
     WALK: walk,
     STRAIGHT: straight,
     AT_ONCE: at_once,
@@ -61,19 +63,22 @@ PATHS: dict[str, Callable[[Config], list[float]]] = {
 def cells(scale: str, done: Results) -> list[Cell]:
     """Seed by seed, all arms."""
     del done
-    found = []
-    for seed in SEEDS:
-        own = trial(scale, ADAMW, CHOSEN[ADAMW], seed, "test")
-        found.append(own)
-        settings = tuple(s for s in own.settings if s[0] != "weight_decay")
-        for arm, path in PATHS.items():
-            ratios = tuple(round(ratio, 6) for ratio in path(own.config))
-            config = own.config.with_(optimizer="AdamWN-follow", path=ratios)
-            found.append(replace(own, arm=arm, config=config, settings=settings))
+    return [cell for seed in SEEDS for cell in beside(scale, seed, PATHS)]
+
+
+def beside(scale: str, seed: int, paths: Mapping[str, Path]) -> list[Cell]:
+    """AdamW's run with a seed, and the runs of AdamWN with these paths."""
+    own = trial(scale, ADAMW, CHOSEN[ADAMW], seed, "test")
+    settings = tuple(s for s in own.settings if s[0] != "weight_decay")
+    found = [own]
+    for arm, path in paths.items():
+        ratios = tuple(round(ratio, 6) for ratio in path(own.config))
+        config = own.config.with_(optimizer="AdamWN-follow", path=ratios)
+        found.append(replace(own, arm=arm, config=config, settings=settings))
     return found
 
 
-def _lower(name: str, arm: str, than: str) -> Claim:
+def is_lower(name: str, arm: str, than: str) -> Claim:
     return Claim(
         name,
         f"{arm} has a lower validation loss than {than}.",
@@ -95,7 +100,7 @@ STUDY = Study(
             f"the interval of {WALK} minus {ADAMW} lies beyond {MARGIN:g} on one side",
             level(WALK, ADAMW, MARGIN),
         ),
-        _lower("walk", WALK, STRAIGHT),
-        _lower("straight", STRAIGHT, AT_ONCE),
+        is_lower("walk", WALK, STRAIGHT),
+        is_lower("straight", STRAIGHT, AT_ONCE),
     ),
 )
