@@ -17,6 +17,7 @@ from normcontrol import (
     constant,
     cosine,
     eta_times,
+    every,
     linear,
     piecewise,
     trace,
@@ -54,6 +55,26 @@ def test_values(schedule, values):
         on_device = schedule(torch.tensor(step, dtype=torch.float64))
         assert on_device.shape == ()
         assert on_device.item() == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, every(3, 0.5), piecewise((7, 1.25))], ids=repr)
+def test_whole_steps_of_any_type_give_the_values_of_the_same_numbers(schedule):
+    values = [schedule(step) for step in range(8)]
+    for dtype in (torch.int64, torch.uint8, torch.float64):
+        steps = torch.arange(8, dtype=dtype)
+        assert schedule(steps).tolist() == schedule.at(steps, {}).tolist() == values
+
+
+def test_a_call_in_one_type_does_not_change_the_values_in_another():
+    ratio = trace([1.0, 1.6], steps=[0, 100])
+    for dtype in (torch.int64, torch.bfloat16, torch.float32):
+        ratio(torch.tensor(50, dtype=dtype))
+    assert (ratio(50), ratio(100.0)) == (1.3, 1.6)
+    fresh = trace([1.0, 1.6], steps=[0, 100])
+    opts = [AdamWN([torch.nn.Parameter(torch.eye(3))], ratio=r, rate=1.0) for r in (ratio, fresh)]
+    for opt in opts:
+        opt.step()
+    assert opts[0].norms()["global"].target == opts[1].norms()["global"].target
 
 
 def test_a_function_of_the_step_is_a_schedule():

@@ -43,11 +43,11 @@ class Schedule:
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
         """Return the value at ``step`` for a parameter group. Some schedules use its ``lr``."""
-        return self.value(step)
+        return self.value(_floating(step))
 
     def __call__(self, step: Tensor | float) -> Any:
         if isinstance(step, Tensor):
-            return self.value(step)
+            return self.value(_floating(step))
         return self.value(torch.tensor(step, dtype=torch.float64)).item()
 
     def plot(self, steps: int, ax: Axes | None = None, **style: Any) -> Axes:
@@ -64,6 +64,11 @@ class Schedule:
         axes.plot(grid, [self(step) for step in grid], **style)
         axes.set_xlabel("step")
         return axes
+
+
+def _floating(step: Tensor) -> Tensor:
+    """Return a tensor of whole steps as float64: a value is computed in the type of its step."""
+    return step if step.is_floating_point() else step.double()
 
 
 @dataclass(frozen=True)
@@ -182,8 +187,9 @@ class trace(Schedule):
 
     values: tuple[float, ...]
     steps: tuple[float, ...]
-    # Steps and values as tensors, by device: filled once, since a captured graph cannot make them.
-    _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
+    # Steps and values as tensors, by device and type: filled once, since a captured graph cannot
+    # make them.
+    _tables: dict[Any, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
     _end_was_noted: bool = field(default=False, compare=False, repr=False)
 
     def __init__(self, values: Iterable[float], steps: Iterable[float] | None = None) -> None:
@@ -208,12 +214,13 @@ class trace(Schedule):
         return (v0 + (v1 - v0) * done).reshape(step.shape)
 
     def _table(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        if step.device not in self._tables:
-            self._tables[step.device] = (
+        key = step.device, step.dtype
+        if key not in self._tables:
+            self._tables[key] = (
                 torch.tensor(self.steps, dtype=step.dtype, device=step.device),
                 torch.tensor(self.values, dtype=step.dtype, device=step.device),
             )
-        return self._tables[step.device]
+        return self._tables[key]
 
     def extremes(self) -> Sequence[float]:
         return self.values
