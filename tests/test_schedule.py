@@ -19,6 +19,7 @@ from normcontrol import (
     eta_times,
     every,
     linear,
+    lr_squared_times,
     piecewise,
     trace,
 )
@@ -141,6 +142,10 @@ def test_a_plot_without_matplotlib_is_an_error_with_advice(monkeypatch):
         (lambda: cosine(1.0, math.nan, steps=10), "cosine got end=nan: give a finite number"),
         (lambda: piecewise(), "it needs at least one point, and the steps must increase"),
         (lambda: piecewise((5, 1.0), (5, 2.0)), "and the steps must increase"),
+        (
+            lambda: lr_squared_times(0.1, 0),
+            "lr_squared_times got lr_max=0: .* Give a positive number",
+        ),
         (lambda: trace([]), "it needs at least one value, a step for each value"),
         (lambda: trace([1.0, 2.0], steps=[3]), "trace got 2 values at 1 steps"),
         (lambda: trace([1.0, 2.0], steps=[3, 3]), "and steps that increase"),
@@ -214,3 +219,30 @@ def test_eta_times_uses_the_schedulers_initial_lr():
         train(model, opt, range(t, t + 1), scheduler)
         scales.append(opt.norms()["global"].scale.item())
     assert scales == [1 - 0.25, 1 - 0.125, 1 - 0.0625]
+
+
+def test_eta_times_uses_the_first_value_of_a_tensor_that_is_changed_in_place():
+    p = torch.nn.Parameter(torch.eye(2))
+    opt = AdamWN([p], lr=torch.tensor(0.5), ratio=0.0, rate=eta_times(0.5))
+    scales = []
+    for lr in (0.5, 0.25):
+        opt.param_groups[0]["lr"].fill_(lr)
+        opt.step()
+        scales.append(opt.norms()["global"].scale.item())
+    assert scales == [0.5, 0.75]
+    again = AdamWN([p], lr=torch.tensor(1.0), ratio=0.0, rate=eta_times(0.5))
+    again.load_state_dict(opt.state_dict())
+    again.step()
+    assert again.norms()["global"].scale.item() == 0.75
+
+
+def test_eta_times_of_a_learning_rate_that_began_at_zero_is_refused():
+    p = torch.nn.Parameter(torch.eye(2))
+    opt = AdamWN([p], lr=0.0, ratio=0.0, rate=eta_times(0.5))
+    opt.param_groups[0]["lr"] = 0.5
+    with pytest.raises(ValueError, match=r"rate was 0 when the group was added\. .*'initial_lr'"):
+        opt.step()
+    assert p.tolist() == torch.eye(2).tolist()
+    opt.param_groups[0]["initial_lr"] = 1.0
+    opt.step()
+    assert p.tolist() == (torch.eye(2) * 0.75).tolist()

@@ -275,7 +275,14 @@ class eta_times(lr_times):
     """
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
-        return group["lr"] / group.get("initial_lr", group["control"]["first_lr"]) * self.factor
+        first = group.get("initial_lr", group["control"]["first_lr"])
+        if isinstance(first, float | int) and first == 0:
+            raise ValueError(
+                f"{self!r} is a multiple of lr / initial lr, but the learning rate was 0 when the "
+                "group was added. Give the group its largest learning rate before you add it, or "
+                "set group['initial_lr'], or use lr_times."
+            )
+        return group["lr"] / first * self.factor
 
 
 @dataclass(frozen=True)
@@ -287,6 +294,14 @@ class lr_squared_times(lr_times):
     """
 
     lr_max: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.lr_max > 0:
+            raise ValueError(
+                f"lr_squared_times got lr_max={self.lr_max}: it is the largest learning rate of "
+                "the run. Give a positive number."
+            )
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
         return self.factor * group["lr"] ** 2 / self.lr_max

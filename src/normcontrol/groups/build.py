@@ -49,7 +49,8 @@ def adopt(
     check_members(groups[index], members)
     state = state_of(groups[index])
     state["reference"] = reference_norms(groups[index], members, sharing)
-    state["first_lr"], state["step"] = groups[index].get("lr"), step
+    lr = groups[index].get("lr")  # a tensor may be changed in place
+    state["first_lr"], state["step"] = lr.item() if isinstance(lr, Tensor) else lr, step
 
 
 def measure_references(groups: list[Group], sharing: Sharing) -> list[Tensor]:
