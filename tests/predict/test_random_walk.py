@@ -234,6 +234,10 @@ def test_a_prediction_does_not_change_the_model():
             lambda: predict.decay_for(ONE, -1.0, 1e-3, steps=100),
             r"ratio=-1.0: the final norm is a positive multiple",
         ),
+        (
+            lambda: predict.decay_for(ONE, 2.0, 1e-3, steps=100, method="adamw"),
+            r"method='adamw' is not known: give one of 'AdamW', 'AdamC'",
+        ),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_with_the_reason(call, sentence):

@@ -32,6 +32,9 @@ from normcontrol.warn import warn
 Weights = nn.Module | Optimizer | Iterable[TensorClass]
 """What a prediction is made for: a model, an optimizer, or classes of tensors."""
 
+METHODS = ("AdamW", "AdamC")
+"""The methods whose decay :func:`decays` knows."""
+
 
 def adamw(
     weights: Weights,
@@ -161,6 +164,10 @@ def solve(value: Callable[[float], float], wanted: float, most: float, what: str
 
 def decays(method: str, lrs: Sequence[float] | Tensor, weight_decay: float) -> Tensor:
     """The fraction of the weights that decay subtracts in each step."""
+    if method not in METHODS:
+        raise ValueError(
+            f"method={method!r} is not known: give one of {', '.join(map(repr, METHODS))}."
+        )
     lrs = torch.as_tensor(lrs, dtype=torch.float64)
     fractions = weight_decay * (lrs if method == "AdamW" else lrs.square() / lrs.max())
     if fractions.max() > 1 + 1e-12:
