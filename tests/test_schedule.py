@@ -20,6 +20,7 @@ from normcontrol import (
     every,
     linear,
     lr_squared_times,
+    lr_times,
     piecewise,
     trace,
 )
@@ -154,6 +155,36 @@ def test_a_plot_without_matplotlib_is_an_error_with_advice(monkeypatch):
 def test_invalid_arguments_are_refused_with_a_sentence(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: constant("a"), "constant got level='a', which is no number. Give one"),
+        (lambda: constant(None), "constant got level=None"),
+        (lambda: linear("a", 1.0, steps=3), "linear got start='a'"),
+        (lambda: lr_times("a"), "lr_times got factor='a'"),
+        (lambda: lr_squared_times(0.1, "a"), "lr_squared_times got lr_max='a'"),
+        (lambda: every(3, "a"), "every got level='a'"),
+    ],
+)
+def test_arguments_that_are_no_numbers_are_refused_with_a_sentence(make, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        make()
+
+
+@pytest.mark.parametrize("value", [None, "a", torch.ones(2), [1.0, 2.0]], ids=repr)
+def test_a_function_that_returns_no_number_is_refused(value):
+    p = torch.nn.Parameter(torch.eye(2))
+    for name in ("ratio", "rate"):
+        with pytest.raises(ValueError, match=r"custom\('<lambda>'\) returned .* is no number: a"):
+            AdamWN([p], **{name: lambda step: value})
+    opt = AdamWN([p], rate=lambda step: 0.5 if step < 2 else value)
+    opt.step()
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match="Correct the function"):
+        opt.step()
+    assert torch.equal(p, before)
 
 
 def test_a_subclass_must_define_value():

@@ -28,10 +28,17 @@ class Schedule:
     """Base class of all schedules. Steps count from 1; step 0 is the state before training."""
 
     def __post_init__(self) -> None:
-        """Make plain numbers of numpy's and torch's, whose ``repr`` could not be read back."""
+        """Make plain numbers of numpy's and torch's, whose ``repr`` could not be read back, and
+        refuse what is no number."""
         for name, value in vars(self).items():
             if hasattr(value, "item"):
                 object.__setattr__(self, name, value.item())
+        for name, f in getattr(self, "__dataclass_fields__", {}).items():
+            if f.type == "float" and not isinstance(getattr(self, name), float | int):
+                raise TypeError(
+                    f"{type(self).__name__} got {name}={getattr(self, name)!r}, which is no "
+                    "number. Give one."
+                )
 
     def value(self, step: Tensor) -> Tensor:
         """Return the value at ``step``, a tensor of any shape. Subclasses must define this."""
@@ -353,7 +360,21 @@ class custom(Schedule):
     function: Callable[[Any], Any]
 
     def value(self, step: Tensor) -> Tensor:
-        return torch.as_tensor(self.function(step), dtype=step.dtype, device=step.device)
+        value = self.function(step)
+        if not torch.compiler.is_compiling():
+            self._check(value, step)
+        return torch.as_tensor(value, dtype=step.dtype, device=step.device)
+
+    def _check(self, value: Any, step: Tensor) -> None:
+        try:
+            is_number = torch.as_tensor(value).numel() in (1, step.numel())
+        except (TypeError, ValueError, RuntimeError):
+            is_number = False
+        if not is_number:
+            raise ValueError(
+                f"{self!r} returned {value!r}, which is no number: a schedule is a function of the "
+                "step that returns a number for every step. Correct the function."
+            )
 
     def __repr__(self) -> str:
         return f"custom({getattr(self.function, '__name__', type(self.function).__name__)!r})"
@@ -385,27 +406,6 @@ def is_jax(given: Any) -> bool:
     """True for an array or a function of JAX or optax. Neither of them is imported."""
     module = getattr(given, "__module__", None) if callable(given) else type(given).__module__
     return str(module).partition(".")[0] in ("jax", "jaxlib", "optax")
-
-
-def as_schedule(given: Value, name: str = "value") -> float | Schedule:
-    """Return a schedule or a number as it is, and wrap any other function in :class:`custom`."""
-    if isinstance(given, Schedule):
-        return given
-    if is_jax(given):
-        what = "an optax schedule" if callable(given) else "a JAX array"
-        raise TypeError(
-            f"{given!r} is {what}, and this is torch: give a number or a schedule of normcontrol, "
-            "such as linear(1.0, 2.0, steps=2500). For JAX use normcontrol.optax."
-        )
-    if callable(given) and not isinstance(given, Tensor):
-        return custom(given)
-    try:
-        return float(given)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{name}={given!r} is no number: give a number, a schedule such as linear(1.0, 2.0, "
-            "steps=2500), or a function of the step."
-        ) from None
 
 
 def check_range(name: str, schedule: float | Schedule, low: float, high: float, why: str) -> None:
