@@ -25,7 +25,7 @@ from normcontrol.predict.calibration import (
     doubts,
     law_of,
 )
-from normcontrol.predict.learning_rates import LearningRate, learning_rates
+from normcontrol.predict.learning_rates import LearningRate, is_finite, learning_rates
 from normcontrol.predict.prediction import ClassPrediction, Prediction
 from normcontrol.warn import warn
 
@@ -106,9 +106,9 @@ def decay_for(
     >>> round(adamw(matrices, 1e-3, decay, steps=20_000).ratio, 6)
     2.0
     """
-    if not (math.isfinite(ratio) and ratio > 0):
+    if not (is_finite(ratio) and ratio > 0):
         raise ValueError(
-            f"ratio={ratio}: the final norm is a positive multiple of the initial one. Give a "
+            f"ratio={ratio!r}: the final norm is a positive multiple of the initial one. Give a "
             "number above 0."
         )
     found = classes_of(weights, tied)
@@ -293,8 +293,8 @@ def _decay(c: TensorClass, given: float | None) -> float:
         raise ValueError(
             "No weight decay was given, and a model has none. Give weight_decay=, or an optimizer."
         )
-    if not (math.isfinite(decay) and decay >= 0):
+    if not (is_finite(decay) and decay >= 0):
         raise ValueError(
-            f"weight_decay={decay}: it must be finite and not negative. Give 0 or more."
+            f"weight_decay={decay!r}: it must be finite and not negative. Give a number, 0 or more."
         )
     return decay

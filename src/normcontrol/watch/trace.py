@@ -91,7 +91,7 @@ class NormTrace:
     """
 
     def __init__(self, optimizer: Optimizer, every: int = 1, angles: bool = False) -> None:
-        _check_whole("every", every, "the number of steps between records")
+        check_whole("every", every, "the number of steps between records")
         members = regularised(optimizer)
         self.params = [p for m in members for p in m.params]
         if not self.params:
@@ -237,7 +237,7 @@ class NormTrace:
     def curve(self, smooth: int = 1) -> trace:
         """The whole curve of ratios as a schedule. Each point is the mean over ``smooth`` records
         around it."""
-        _check_whole("smooth", smooth, "the number of records in a mean")
+        check_whole("smooth", smooth, "the number of records in a mean")
         ratios, half = self._recorded_ratios(), smooth // 2
         windows = [ratios[max(0, i - half) : i - half + smooth] for i in range(len(ratios))]
         return trace([sum(w) / len(w) for w in windows], self.steps)
@@ -315,7 +315,8 @@ class NormTrace:
         return self
 
 
-def _check_whole(name: str, given: Any, what: str) -> None:
+def check_whole(name: str, given: Any, what: str) -> None:
+    """Refuse what is no whole number from 1 on. ``what`` says what it is the number of."""
     if not isinstance(given, Integral) or given < 1:
         raise ValueError(f"{name}={given!r}: it is {what}. Give a whole number, 1 or more.")
 
