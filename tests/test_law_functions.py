@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -32,6 +33,9 @@ def controlled(given, **settings) -> tuple[nn.Parameter, NormControl]:
         (law.upper_bound, "upper"),
         (law.lower_bound, "lower"),
         (law.Band(0.75), "band(0.75)"),
+        (law.Band(np.float64(0.5)), "band(0.5)"),
+        (law.Band(torch.tensor(0.5)), "band(0.5)"),
+        (law.Band(1e-05), "band(1e-05)"),
         (law.Integral, "integral"),
     ],
 )

@@ -112,6 +112,17 @@ class TestErrors:
         ):
             control_norm(scope="col", mask={"gain": True}).init({"gain": jnp.ones(3)})
 
+    @pytest.mark.parametrize("scope", [(0, 0), (0, -2)])
+    def test_a_scope_that_names_an_axis_twice(self, scope):
+        with pytest.raises(ValueError, match=r"names an axis twice for params\['kernel'\]"):
+            control_norm(scope=scope).init({"kernel": jnp.ones((2, 2))})
+
+    @pytest.mark.parametrize("given", ["x", "0.5", lambda count: None, [1.0, 2.0]])
+    def test_a_value_that_is_no_number(self, given):
+        for name in ("ratio", "rate"):
+            with pytest.raises(TypeError, match=f"{name}=.* is no number.*: give one, or an optax"):
+                control_norm(**{name: given})
+
     @pytest.mark.parametrize("name", ["ratio", "rate", "norm"])
     def test_torch_schedules_and_tensors(self, name):
         with pytest.raises(

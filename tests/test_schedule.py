@@ -17,7 +17,10 @@ from normcontrol import (
     constant,
     cosine,
     eta_times,
+    every,
     linear,
+    lr_squared_times,
+    lr_times,
     piecewise,
     trace,
 )
@@ -54,6 +57,26 @@ def test_values(schedule, values):
         on_device = schedule(torch.tensor(step, dtype=torch.float64))
         assert on_device.shape == ()
         assert on_device.item() == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, every(3, 0.5), piecewise((7, 1.25))], ids=repr)
+def test_whole_steps_of_any_type_give_the_values_of_the_same_numbers(schedule):
+    values = [schedule(step) for step in range(8)]
+    for dtype in (torch.int64, torch.uint8, torch.float64):
+        steps = torch.arange(8, dtype=dtype)
+        assert schedule(steps).tolist() == schedule.at(steps, {}).tolist() == values
+
+
+def test_a_call_in_one_type_does_not_change_the_values_in_another():
+    ratio = trace([1.0, 1.6], steps=[0, 100])
+    for dtype in (torch.int64, torch.bfloat16, torch.float32):
+        ratio(torch.tensor(50, dtype=dtype))
+    assert (ratio(50), ratio(100.0)) == (1.3, 1.6)
+    fresh = trace([1.0, 1.6], steps=[0, 100])
+    opts = [AdamWN([torch.nn.Parameter(torch.eye(3))], ratio=r, rate=1.0) for r in (ratio, fresh)]
+    for opt in opts:
+        opt.step()
+    assert opts[0].norms()["global"].target == opts[1].norms()["global"].target
 
 
 def test_a_function_of_the_step_is_a_schedule():
@@ -120,6 +143,10 @@ def test_a_plot_without_matplotlib_is_an_error_with_advice(monkeypatch):
         (lambda: cosine(1.0, math.nan, steps=10), "cosine got end=nan: give a finite number"),
         (lambda: piecewise(), "it needs at least one point, and the steps must increase"),
         (lambda: piecewise((5, 1.0), (5, 2.0)), "and the steps must increase"),
+        (
+            lambda: lr_squared_times(0.1, 0),
+            "lr_squared_times got lr_max=0: .* Give a positive number",
+        ),
         (lambda: trace([]), "it needs at least one value, a step for each value"),
         (lambda: trace([1.0, 2.0], steps=[3]), "trace got 2 values at 1 steps"),
         (lambda: trace([1.0, 2.0], steps=[3, 3]), "and steps that increase"),
@@ -128,6 +155,36 @@ def test_a_plot_without_matplotlib_is_an_error_with_advice(monkeypatch):
 def test_invalid_arguments_are_refused_with_a_sentence(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: constant("a"), "constant got level='a', which is no number. Give one"),
+        (lambda: constant(None), "constant got level=None"),
+        (lambda: linear("a", 1.0, steps=3), "linear got start='a'"),
+        (lambda: lr_times("a"), "lr_times got factor='a'"),
+        (lambda: lr_squared_times(0.1, "a"), "lr_squared_times got lr_max='a'"),
+        (lambda: every(3, "a"), "every got level='a'"),
+    ],
+)
+def test_arguments_that_are_no_numbers_are_refused_with_a_sentence(make, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        make()
+
+
+@pytest.mark.parametrize("value", [None, "a", torch.ones(2), [1.0, 2.0]], ids=repr)
+def test_a_function_that_returns_no_number_is_refused(value):
+    p = torch.nn.Parameter(torch.eye(2))
+    for name in ("ratio", "rate"):
+        with pytest.raises(ValueError, match=r"custom\('<lambda>'\) returned .* is no number: a"):
+            AdamWN([p], **{name: lambda step: value})
+    opt = AdamWN([p], rate=lambda step: 0.5 if step < 2 else value)
+    opt.step()
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match="Correct the function"):
+        opt.step()
+    assert torch.equal(p, before)
 
 
 def test_a_subclass_must_define_value():
@@ -193,3 +250,30 @@ def test_eta_times_uses_the_schedulers_initial_lr():
         train(model, opt, range(t, t + 1), scheduler)
         scales.append(opt.norms()["global"].scale.item())
     assert scales == [1 - 0.25, 1 - 0.125, 1 - 0.0625]
+
+
+def test_eta_times_uses_the_first_value_of_a_tensor_that_is_changed_in_place():
+    p = torch.nn.Parameter(torch.eye(2))
+    opt = AdamWN([p], lr=torch.tensor(0.5), ratio=0.0, rate=eta_times(0.5))
+    scales = []
+    for lr in (0.5, 0.25):
+        opt.param_groups[0]["lr"].fill_(lr)
+        opt.step()
+        scales.append(opt.norms()["global"].scale.item())
+    assert scales == [0.5, 0.75]
+    again = AdamWN([p], lr=torch.tensor(1.0), ratio=0.0, rate=eta_times(0.5))
+    again.load_state_dict(opt.state_dict())
+    again.step()
+    assert again.norms()["global"].scale.item() == 0.75
+
+
+def test_eta_times_of_a_learning_rate_that_began_at_zero_is_refused():
+    p = torch.nn.Parameter(torch.eye(2))
+    opt = AdamWN([p], lr=0.0, ratio=0.0, rate=eta_times(0.5))
+    opt.param_groups[0]["lr"] = 0.5
+    with pytest.raises(ValueError, match=r"rate was 0 when the group was added\. .*'initial_lr'"):
+        opt.step()
+    assert p.tolist() == torch.eye(2).tolist()
+    opt.param_groups[0]["initial_lr"] = 1.0
+    opt.step()
+    assert p.tolist() == (torch.eye(2) * 0.75).tolist()

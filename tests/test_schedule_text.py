@@ -67,6 +67,8 @@ def test_a_schedule_may_be_given_as_text(example):
         ),
         ("linear(1, 2, step=3)", "cannot be read as a schedule: .*'step'.*such as linear"),
         ("linear(1, 2, steps=print())", "cannot be read as a schedule: malformed.*plain numbers"),
+        ("linear(1, 2, steps=3, steps=4)", "an argument twice, or by .*given once.*Write the call"),
+        ("linear(1, 2, steps=3, **{'x': 4})", "gives an argument twice, or by"),
         ("linear(1, 2", "cannot be read as a schedule: .*never closed"),
         ("linear", "ratio='linear' is no number: give a number, a schedule"),
     ],

@@ -140,7 +140,7 @@ class AdamWN(NormControl):
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
-        self.clip.max_norm = value
+        self.clip.set_limit(value)
 
     @property
     def grad_norm(self) -> Tensor | None:

@@ -78,6 +78,11 @@ class Band:
 
     low: float
 
+    def __post_init__(self) -> None:
+        """Make a plain number of numpy's and torch's, whose ``repr`` could not be read back."""
+        if hasattr(self.low, "item"):
+            object.__setattr__(self, "low", self.low.item())
+
     def __call__(self, norm: Tensor, target: Tensor, rate: Tensor | float) -> Tensor:
         return proportional(norm, torch.clamp(norm, self.low * target, target), rate)
 
@@ -180,8 +185,8 @@ def law_of(name: Any) -> Law | None:
     name = as_law(name) if callable(name) else name
     if isinstance(name, OwnLaw):
         return name
-    band = re.fullmatch(r"band\(([\d.e+-]+)\)", str(name))
-    if band and 0 <= float(band[1]) <= 1:
+    band = re.fullmatch(r"band\(((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\)", str(name))
+    if band and float(band[1]) <= 1:
         return Band(float(band[1]))
     if name == "integral":
         return None

@@ -28,10 +28,17 @@ class Schedule:
     """Base class of all schedules. Steps count from 1; step 0 is the state before training."""
 
     def __post_init__(self) -> None:
-        """Make plain numbers of numpy's and torch's, whose ``repr`` could not be read back."""
+        """Make plain numbers of numpy's and torch's, whose ``repr`` could not be read back, and
+        refuse what is no number."""
         for name, value in vars(self).items():
             if hasattr(value, "item"):
                 object.__setattr__(self, name, value.item())
+        for name, f in getattr(self, "__dataclass_fields__", {}).items():
+            if f.type == "float" and not isinstance(getattr(self, name), float | int):
+                raise TypeError(
+                    f"{type(self).__name__} got {name}={getattr(self, name)!r}, which is no "
+                    "number. Give one."
+                )
 
     def value(self, step: Tensor) -> Tensor:
         """Return the value at ``step``, a tensor of any shape. Subclasses must define this."""
@@ -43,11 +50,11 @@ class Schedule:
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
         """Return the value at ``step`` for a parameter group. Some schedules use its ``lr``."""
-        return self.value(step)
+        return self.value(_floating(step))
 
     def __call__(self, step: Tensor | float) -> Any:
         if isinstance(step, Tensor):
-            return self.value(step)
+            return self.value(_floating(step))
         return self.value(torch.tensor(step, dtype=torch.float64)).item()
 
     def plot(self, steps: int, ax: Axes | None = None, **style: Any) -> Axes:
@@ -64,6 +71,11 @@ class Schedule:
         axes.plot(grid, [self(step) for step in grid], **style)
         axes.set_xlabel("step")
         return axes
+
+
+def _floating(step: Tensor) -> Tensor:
+    """Return a tensor of whole steps as float64: a value is computed in the type of its step."""
+    return step if step.is_floating_point() else step.double()
 
 
 @dataclass(frozen=True)
@@ -182,8 +194,9 @@ class trace(Schedule):
 
     values: tuple[float, ...]
     steps: tuple[float, ...]
-    # Steps and values as tensors, by device: filled once, since a captured graph cannot make them.
-    _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
+    # Steps and values as tensors, by device and type: filled once, since a captured graph cannot
+    # make them.
+    _tables: dict[Any, tuple[Tensor, Tensor]] = field(compare=False, repr=False)
     _end_was_noted: bool = field(default=False, compare=False, repr=False)
 
     def __init__(self, values: Iterable[float], steps: Iterable[float] | None = None) -> None:
@@ -208,12 +221,13 @@ class trace(Schedule):
         return (v0 + (v1 - v0) * done).reshape(step.shape)
 
     def _table(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        if step.device not in self._tables:
-            self._tables[step.device] = (
+        key = step.device, step.dtype
+        if key not in self._tables:
+            self._tables[key] = (
                 torch.tensor(self.steps, dtype=step.dtype, device=step.device),
                 torch.tensor(self.values, dtype=step.dtype, device=step.device),
             )
-        return self._tables[step.device]
+        return self._tables[key]
 
     def extremes(self) -> Sequence[float]:
         return self.values
@@ -268,7 +282,14 @@ class eta_times(lr_times):
     """
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
-        return group["lr"] / group.get("initial_lr", group["control"]["first_lr"]) * self.factor
+        first = group.get("initial_lr", group["control"]["first_lr"])
+        if isinstance(first, float | int) and first == 0:
+            raise ValueError(
+                f"{self!r} is a multiple of lr / initial lr, but the learning rate was 0 when the "
+                "group was added. Give the group its largest learning rate before you add it, or "
+                "set group['initial_lr'], or use lr_times."
+            )
+        return group["lr"] / first * self.factor
 
 
 @dataclass(frozen=True)
@@ -280,6 +301,14 @@ class lr_squared_times(lr_times):
     """
 
     lr_max: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.lr_max > 0:
+            raise ValueError(
+                f"lr_squared_times got lr_max={self.lr_max}: it is the largest learning rate of "
+                "the run. Give a positive number."
+            )
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:
         return self.factor * group["lr"] ** 2 / self.lr_max
@@ -331,7 +360,21 @@ class custom(Schedule):
     function: Callable[[Any], Any]
 
     def value(self, step: Tensor) -> Tensor:
-        return torch.as_tensor(self.function(step), dtype=step.dtype, device=step.device)
+        value = self.function(step)
+        if not torch.compiler.is_compiling():
+            self._check(value, step)
+        return torch.as_tensor(value, dtype=step.dtype, device=step.device)
+
+    def _check(self, value: Any, step: Tensor) -> None:
+        try:
+            is_number = torch.as_tensor(value).numel() in (1, step.numel())
+        except (TypeError, ValueError, RuntimeError):
+            is_number = False
+        if not is_number:
+            raise ValueError(
+                f"{self!r} returned {value!r}, which is no number: a schedule is a function of the "
+                "step that returns a number for every step. Correct the function."
+            )
 
     def __repr__(self) -> str:
         return f"custom({getattr(self.function, '__name__', type(self.function).__name__)!r})"
@@ -363,27 +406,6 @@ def is_jax(given: Any) -> bool:
     """True for an array or a function of JAX or optax. Neither of them is imported."""
     module = getattr(given, "__module__", None) if callable(given) else type(given).__module__
     return str(module).partition(".")[0] in ("jax", "jaxlib", "optax")
-
-
-def as_schedule(given: Value, name: str = "value") -> float | Schedule:
-    """Return a schedule or a number as it is, and wrap any other function in :class:`custom`."""
-    if isinstance(given, Schedule):
-        return given
-    if is_jax(given):
-        what = "an optax schedule" if callable(given) else "a JAX array"
-        raise TypeError(
-            f"{given!r} is {what}, and this is torch: give a number or a schedule of normcontrol, "
-            "such as linear(1.0, 2.0, steps=2500). For JAX use normcontrol.optax."
-        )
-    if callable(given) and not isinstance(given, Tensor):
-        return custom(given)
-    try:
-        return float(given)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{name}={given!r} is no number: give a number, a schedule such as linear(1.0, 2.0, "
-            "steps=2500), or a function of the step."
-        ) from None
 
 
 def check_range(name: str, schedule: float | Schedule, low: float, high: float, why: str) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from normcontrol.schedule import SCHEDULES, Schedule, as_schedule, custom
+from torch import Tensor
+
+from normcontrol.schedule import SCHEDULES, Schedule, Value, custom, is_jax
 
 
 def to_text(value: Any) -> Any:
@@ -79,11 +81,37 @@ def from_text(text: Any, current: Any = None) -> Any:
         )
     positional = [ast.literal_eval(argument) for argument in call.args]
     named = {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+    if len(named) < len(call.keywords):
+        raise ValueError(
+            f"{text!r} gives an argument twice, or by **: every argument is given once, by its "
+            "name or its place"
+        )
     return SCHEDULES[call.func.id](*positional, **named)
 
 
+def as_schedule(given: Value, name: str = "value") -> float | Schedule:
+    """Return a schedule or a number as it is, and wrap any other function in :class:`custom`."""
+    if isinstance(given, Schedule):
+        return given
+    if is_jax(given):
+        what = "an optax schedule" if callable(given) else "a JAX array"
+        raise TypeError(
+            f"{given!r} is {what}, and this is torch: give a number or a schedule of normcontrol, "
+            "such as linear(1.0, 2.0, steps=2500). For JAX use normcontrol.optax."
+        )
+    if callable(given) and not isinstance(given, Tensor):
+        return custom(given)
+    try:
+        return float(given)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name}={given!r} is no number: give a number, a schedule such as linear(1.0, 2.0, "
+            "steps=2500), or a function of the step."
+        ) from None
+
+
 def given_schedule(given: Any, name: str) -> float | Schedule:
-    """Return what :func:`normcontrol.schedule.as_schedule` returns, also for a schedule as text.
+    """Return what :func:`as_schedule` returns, also for a schedule as text.
 
     >>> given_schedule("linear(1, 2, steps=2500)", "ratio")
     linear(start=1, end=2, steps=2500)

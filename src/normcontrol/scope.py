@@ -76,12 +76,19 @@ ADVICE = "Put it into a group with scope='tensor', or leave it out with controll
 
 
 def check_axes(scope: Scope, name: str, param: Any, advice: str = ADVICE) -> None:
-    """Refuse a tensor that lacks the scope's axes, or of which every element would be a part."""
+    """Refuse a tensor that lacks the scope's axes, has one of them under two numbers, or of which
+    every element would be a part."""
     axes = scope.axes
     if axes is None:
         return
     wrong = any(not -param.ndim <= a < param.ndim for a in axes)
-    if wrong or len({a % param.ndim for a in axes}) == param.ndim:
+    distinct = set() if wrong else {a % param.ndim for a in axes}
+    if distinct and len(distinct) < len(axes):
+        raise ValueError(
+            f"scope={scope.name!r} names an axis twice for {name}, which has shape "
+            f"{tuple(param.shape)}. Give every axis once."
+        )
+    if wrong or len(distinct) == param.ndim:
         raise ValueError(
             f"scope={scope.name!r} needs a tensor with axes {axes} and at least one more to take a "
             f"norm over, but {name} has shape {tuple(param.shape)}. {advice}."

@@ -41,6 +41,9 @@ def test_a_tied_embedding_that_the_model_does_not_show_must_be_named():
         match=r"tied='head.\*' matches no regularised tensor. Names are, for example, 0.weight",
     ):
         classes_of(model, tied=["head.*"])
+    for read in (classes_of, predict.calibrate):
+        with pytest.raises(TypeError, match=r"tied='nope' is one name: give a list .*\['nope'\]"):
+            read(model if read is classes_of else {"m": None}, tied="nope")
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,15 @@ def test_tensors_without_elements_are_ignored(scope):
             r"needs a tensor with axes \(0, 1\) and at least one more .* but group0\.tensor0 has shape \(1, 2\)",
         ),
         ({"scope": 5}, r"needs a tensor with axes \(5,\)"),
+        (
+            {"scope": (0, 0)},
+            r"scope=\(0, 0\) names an axis twice for group0\.tensor0, which has shape \(1, 2\)\. Give",
+        ),
+        ({"scope": (0, -2)}, r"scope=\(0, -2\) names an axis twice"),
+        *(
+            ({"law": f"band({low})"}, rf"law='band\({low}\)' is not known: .*LOW is a fraction")
+            for low in ("1e", "1.0.0", "--1", "-0.5", "")
+        ),
     ],
 )
 def test_unknown_or_impossible_settings_are_refused(settings, sentence):

@@ -43,6 +43,32 @@ def test_invalid_settings_are_refused_with_a_sentence(make, message):
         make()
 
 
+@pytest.mark.parametrize("size", ["spectral", "spectral-exact"])
+def test_a_singular_value_of_what_is_no_real_matrix_is_refused(size):
+    settings = {"size": size, "scope": "tensor", "ratio": 1.0, "controlled": True}
+    for other, found in (
+        (torch.ones(3), r"has shape \(3,\)"),
+        (torch.ones(2, 2, dtype=torch.complex64), "is complex"),
+    ):
+        groups = [{"params": weights()}, {"params": [nn.Parameter(other)]}]
+        with pytest.raises(
+            ValueError,
+            match=f"size='{size}' is the largest .* real matrix, but group1.tensor0 {found}. Leave",
+        ):
+            NormControl(torch.optim.SGD(groups, lr=0.1), **settings)
+
+
+def test_cautious_control_of_complex_weights_is_refused():
+    p = nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))
+    sentence = r"cautious=True compares the signs .* but group0\.tensor0 is complex\. Leave it out"
+    with pytest.raises(ValueError, match=sentence):
+        NormControl(torch.optim.SGD([p], lr=0.1), cautious=True)
+    opt = NormControl(torch.optim.SGD([p], lr=0.1))
+    opt.param_groups[0]["control"]["cautious"] = True
+    with pytest.raises(ValueError, match=sentence):
+        opt.step()
+
+
 def test_a_statistic_must_fit_the_parts():
     opt = NormControl(sgd(), norm=1.0, scope="row", size=lambda p: torch.ones(5))
     opt.param_groups[0]["params"][0].grad = torch.ones(6, 4, dtype=torch.float64)

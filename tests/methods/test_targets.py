@@ -76,6 +76,12 @@ def test_min_max_norm():
     assert_close(trained(opt, params), by_definition(rule))
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.0), (2.0, 1.0), (-1.0, 1.0), (0.0, math.nan)])
+def test_min_max_norm_between_bounds_that_cannot_be_is_refused(low, high):
+    with pytest.raises(ValueError, match=f"low={low} and high={high}: no norm can be kept between"):
+        methods.min_max_norm(weights(), low=low, high=high)
+
+
 def test_min_max_norm_equals_keras(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras = pytest.importorskip("keras", reason="Keras is not installed")

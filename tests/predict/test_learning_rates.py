@@ -101,6 +101,13 @@ def test_a_scheduler_is_simulated_and_does_not_advance(make):
             r"steps=0: it is the length of the run, a whole number of steps, 1 or more",
         ),
         (lambda: predict.adamw(ONE, 1e-3, 0.1), r"steps=None: it is the length of the run"),
+        *(
+            (
+                lambda steps=steps: predict.adamw(ONE, 1e-3, 0.1, steps=steps),
+                f"steps={steps!r}: it is the length of the run",
+            )
+            for steps in (math.inf, math.nan, "10", 1.5)
+        ),
         (
             lambda: predict.adamw(ONE, [1e-3], 0.1, steps=2),
             r"lr contains 1 learning rates, but the run has 2 steps",
@@ -114,6 +121,14 @@ def test_a_scheduler_is_simulated_and_does_not_advance(make):
 def test_learning_rates_that_cannot_be_used_are_refused(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+@pytest.mark.parametrize(
+    ("lr", "found"), [("1e-3", "'1e-3'"), (["a"], "'a'"), (lambda step: None, "None")]
+)
+def test_a_learning_rate_that_is_no_number_is_refused(lr, found):
+    with pytest.raises(TypeError, match=f"The learning rate {found} is no number. Give a number"):
+        predict.adamw(ONE, lr, 0.1, steps=1)
 
 
 def test_a_scheduler_that_depends_on_the_loss_is_refused():

@@ -234,6 +234,27 @@ def test_a_prediction_does_not_change_the_model():
             lambda: predict.decay_for(ONE, -1.0, 1e-3, steps=100),
             r"ratio=-1.0: the final norm is a positive multiple",
         ),
+        (
+            lambda: predict.adamw(ONE, 1e-3, "0.1", steps=5),
+            r"weight_decay='0.1': it must be finite and not negative. Give a number",
+        ),
+        (
+            lambda: predict.adamw(ONE, 1e-3, 0.1, steps=5, constants=None),
+            r"constants=None: .* Give a positive number near 1, or what calibrate returned",
+        ),
+        (lambda: predict.adamw(ONE, 1e-3, 0.1, steps=5, constants="a"), r"constants='a': C is"),
+        (lambda: predict.decay_for(ONE, "2", 1e-3, steps=5), r"ratio='2': the final norm is a"),
+        *(
+            (
+                lambda points=points: predict.adamw(ONE, 1e-3, 0.1, steps=5).curve(points=points),
+                f"points={points}: it is the number of points of the curve. Give a whole number",
+            )
+            for points in (0, 1.5)
+        ),
+        (
+            lambda: predict.decay_for(ONE, 2.0, 1e-3, steps=100, method="adamw"),
+            r"method='adamw' is not known: give one of 'AdamW', 'AdamC'",
+        ),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_with_the_reason(call, sentence):

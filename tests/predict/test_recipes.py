@@ -145,6 +145,13 @@ def test_converting_back_gives_the_original_decay(plan):
     assert "for the hidden matrices together" in back.equates
 
 
+@pytest.mark.parametrize("ratio", [lambda step: 1.0 + step / 3000, "linear(1, 2, steps=3000)"])
+def test_a_ratio_may_be_given_as_for_adamwn(ratio):
+    same = {"steps": 3000, "constants": 1.0}
+    as_number = recipes.adamw(CLASSES, 1e-3, ratio=2.0, **same)
+    assert recipes.adamw(CLASSES, 1e-3, ratio=ratio, **same) == as_number
+
+
 def test_a_recipe_has_the_doubts_of_its_prediction():
     with pytest.warns(UserWarning, match="tied to the head"):
         short = predict.adamw(SmallModel(), 1e-2, 0.1, steps=100)

@@ -1,6 +1,7 @@
 """Clipping within the step of AdamWN, on torch's own implementations."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -37,9 +38,17 @@ def test_a_step_without_gradients_has_nothing_to_clip(fused):
     assert torch.allclose(p, 0.5 * torch.eye(3))  # control acts without gradients too
 
 
-def test_a_limit_that_is_not_positive_is_refused():
-    with pytest.raises(ValueError, match=r"max_grad_norm=0\.0: .*Give a positive one, or None"):
-        AdamWN([nn.Parameter(torch.eye(3))], max_grad_norm=0.0)
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), "1"])
+def test_a_limit_that_is_not_positive_is_refused(limit):
+    sentence = re.escape(f"max_grad_norm={limit!r}: ") + ".*Give a positive one, or None"
+    with pytest.raises(ValueError, match=sentence):
+        AdamWN([nn.Parameter(torch.eye(3))], max_grad_norm=limit)
+    opt = AdamWN([nn.Parameter(torch.eye(3))], max_grad_norm=2.0)
+    with pytest.raises(ValueError, match=sentence):
+        opt.max_grad_norm = limit
+    assert opt.max_grad_norm == 2.0
+    opt.max_grad_norm = None
+    assert opt.max_grad_norm is None
 
 
 def test_gradients_are_clipped_without_the_scale_of_gradscaler():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -113,6 +114,63 @@ def test_a_trace_records_the_norms_of_each_class_and_what_decay_leaves():
     ] == pytest.approx(norms.norms)
 
 
+def test_a_trace_follows_the_groups_of_a_loaded_state():
+    w = torch.nn.Parameter(torch.eye(2))
+    adamw = torch.optim.AdamW([w], lr=0.1, weight_decay=0.0)
+    norms = NormTrace(adamw)
+    adamw.load_state_dict(adamw.state_dict())
+    adamw.param_groups[0]["lr"] = 0.5
+    adamw.step()
+    assert norms.classes["2x2"].noise == [0.0, 0.25]
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, AdamWN])
+def test_a_trace_says_once_that_groups_added_later_are_not_recorded(make):
+    opt = make([torch.nn.Parameter(torch.eye(2))], lr=0.0)
+    norms = NormTrace(opt)
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(3, 3))], "lr": 0.1})
+    with pytest.warns(
+        UserWarning,
+        match="has 2 groups, and this trace was made when it had 1: .* are not recorded.*make a",
+    ):
+        opt.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+    assert norms.norms == [2**0.5] * 3
+
+
+def test_a_learning_rate_in_a_tensor_is_summed_in_double_precision():
+    w = torch.nn.Parameter(torch.eye(2))
+    lr = torch.tensor(2.0**-13, dtype=torch.float32)
+    adamw = torch.optim.AdamW([w], lr=lr, weight_decay=1.0, fused=True)
+    norms = NormTrace(adamw)
+    for _ in range(2):
+        adamw.step()
+    once = 2.0**-26
+    assert norms.classes["2x2"].noise == [0.0, once, once * (1 - 2.0**-13) ** 2 + once]
+
+
+def test_a_trace_of_weights_that_start_at_zero_has_norms_and_no_ratios():
+    w = torch.nn.Parameter(torch.zeros(2, 2))
+    sgd = torch.optim.SGD([w], lr=1.0)
+    norms = NormTrace(sgd)
+    w.grad = torch.ones(2, 2)
+    sgd.step()
+    assert (norms.norms, repr(norms)) == ([0.0, 2.0], "NormTrace(2 records, step 1, norm 2)")
+    for read in (lambda: norms.ratios, norms.curve, norms.final):
+        with pytest.raises(ValueError, match=r"all zero at step 0, .*norm=trace\(recorded.norms"):
+            read()
+
+
+def test_a_trace_without_records_is_no_schedule():
+    norms = NormTrace(torch.optim.SGD(SmallModel().parameters(), lr=0.1))
+    for read in (norms.curve, norms.final):
+        with pytest.raises(ValueError, match=r"no records yet.*Train with that one first"):
+            read()
+    assert norms.ratios == []
+
+
 def test_a_trace_under_norm_control_records_no_classes():
     model = SmallModel()
     opt = AdamWN(model.parameters(), ratio=1.5)
@@ -191,8 +249,9 @@ def test_a_file_that_is_not_a_trace_is_refused(tmp_path, name, content, sentence
 
 
 def test_what_cannot_be_recorded_is_refused():
-    with pytest.raises(ValueError, match="every=0: it is the number of steps between records"):
-        NormTrace(torch.optim.SGD(SmallModel().parameters(), lr=0.1), every=0)
+    for every in (0, 1.5, "2"):
+        with pytest.raises(ValueError, match=f"every={every!r}: it is the number of steps between"):
+            NormTrace(torch.optim.SGD(SmallModel().parameters(), lr=0.1), every=every)
     with pytest.raises(ValueError, match="regularises no weights, so there is no norm to record"):
         NormTrace(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1))
 
@@ -209,6 +268,13 @@ def test_the_curve_of_ratios_is_a_schedule_smoothed_or_not():
             sum(ratios[3:]) / 2,
         ]
     )
+    assert norms.curve(smooth=2).values == pytest.approx(
+        [ratios[0], *(sum(ratios[i - 1 : i + 1]) / 2 for i in range(1, 5))]
+    )
+    with pytest.raises(
+        ValueError, match=r"smooth=0: it is the number of records in a mean. Give a"
+    ):
+        norms.curve(smooth=0)
     assert curve(7.5) == pytest.approx((ratios[1] + ratios[2]) / 2)
 
 

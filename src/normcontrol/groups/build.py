@@ -48,7 +48,8 @@ def adopt(
     members = members_of(groups[: index + 1])[index]
     state = state_of(groups[index])
     state["reference"] = reference_norms(groups[index], members, sharing)
-    state["first_lr"], state["step"] = groups[index].get("lr"), step
+    lr = groups[index].get("lr")  # a tensor may be changed in place
+    state["first_lr"], state["step"] = lr.item() if isinstance(lr, Tensor) else lr, step
 
 
 def measure_references(groups: list[Group], sharing: Sharing) -> list[Tensor]:

@@ -119,6 +119,7 @@ def classes_of(
     >>> [(c.name, c.count, c.tied) for c in classes_of(model)]
     [('*.weight 16x8', 128, True), ('*.weight 8x8', 128, False)]
     """
+    check_patterns(tied)
     groups: list[dict[str, Any]] = [{}]
     embeddings: set[int] = set()
     tied_ids: set[int] = set()
@@ -155,6 +156,12 @@ def classes_of(
         rms = math.sqrt(sum(norms[i] ** 2 for i in indices) / count)
         found.append(TensorClass(label, count, rms, is_tied, hidden, group, lr, decay))
     return found
+
+
+def check_patterns(tied: Sequence[str]) -> None:
+    """Refuse one name in place of a list, which would be read letter by letter."""
+    if isinstance(tied, str):
+        raise TypeError(f"tied={tied!r} is one name: give a list of names, tied=[{tied!r}].")
 
 
 def _members_of_model(model: nn.Module) -> tuple[list[Members], set[int], set[int]]:

@@ -185,6 +185,7 @@ def check_group(index: int, group: Group, optimizer: Optimizer) -> None:
     if not isinstance(settings["cautious"], bool):
         raise ValueError(f"cautious={settings['cautious']!r} is not known: give True or False.")
     check_mechanisms(group)
+    check_tensors(index, group)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     demands = closure is not None and closure.default is inspect.Parameter.empty
     demands = demands or hasattr(optimizer, "second_step")  # SAM and its variants
@@ -245,6 +246,23 @@ def check_mechanisms(group: Group) -> None:
             f"{name} works on differences of weights, which bf16 and fp16 cannot represent. Keep "
             "the weights in fp32."
         )
+
+
+def check_tensors(index: int, group: Group) -> None:
+    """Refuse mechanisms that are not defined for a controlled tensor of the group."""
+    size, cautious = group[CONTROL]["size"], group[CONTROL]["cautious"]
+    for name, p in controlled_params(group, index):
+        if cautious and p.is_complex():
+            raise ValueError(
+                f"cautious=True compares the signs of weights with those of their updates, but "
+                f"{name} is complex. Leave it out with controlled=False, or use cautious=False."
+            )
+        if size in SPECTRAL and (p.dim() < 2 or p.is_complex()):
+            what = "is complex" if p.is_complex() else f"has shape {tuple(p.shape)}"
+            raise ValueError(
+                f"size={size!r} is the largest singular value of a real matrix, but {name} {what}. "
+                "Leave it out with controlled=False, or put it into a group with size='norm'."
+            )
 
 
 def check_decay(index: int, group: Group, optimizer: Optimizer) -> None:

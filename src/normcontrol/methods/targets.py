@@ -81,6 +81,11 @@ def min_max_norm(
     This is the law of weight norm control for a band, published before that paper. Kernels of
     Keras' Dense are transposed: ``axis=0`` of Keras is ``scope="row"``.
     """
+    if not (0 <= low <= high and high > 0):
+        raise ValueError(
+            f"low={low} and high={high}: no norm can be kept between them. Give 0 <= low <= high, "
+            "and high above 0."
+        )
     return NormControl(
         Adam(params, lr, betas, **adam),
         norm=high,

@@ -110,6 +110,11 @@ def check_range(name: str, value: Any, low: float, high: float, why: str) -> Non
         number = value_at(value, count)
         if isinstance(number, jax.core.Tracer):
             return
+        when = f" at count {count}" if callable(value) else ""
+        if not hasattr(number, "__float__") or jnp.size(number) != 1:
+            raise TypeError(
+                f"{name}={number!r}{when} is no number: give one, or an optax schedule, which is a "
+                "function of the number of updates and returns one."
+            )
         if not low <= float(number) <= high:
-            when = f" at count {count}" if callable(value) else ""
             raise ValueError(f"{name} takes the value {float(number):g}{when}: {why}")

@@ -8,11 +8,11 @@ not confidence intervals.
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from normcontrol.groups.classes import TensorClass
+from normcontrol.groups.classes import TensorClass, check_patterns
+from normcontrol.predict.learning_rates import is_finite
 from normcontrol.watch.trace import EXPONENTS, ClassTrace, NormTrace
 
 MATRIX = (0.23, 6.0)
@@ -103,6 +103,7 @@ def calibrate(
             "CSV, or is of an optimizer under norm control. Record a run of AdamW with NormTrace, "
             "and save it as JSON."
         )
+    check_patterns(tied)
     for pattern in tied:
         if not fnmatch.filter(classes, pattern):
             raise ValueError(
@@ -149,12 +150,12 @@ def constant_of(c: TensorClass, constants: Constants, kept: float) -> Constant:
         by = TIED_MOVED if c.tied else MOVED
         low = min(found.low / by, found.low * by)
         return replace(found, low=low, high=max(found.high / by, found.high * by))
-    value = float(constants)
-    if not (math.isfinite(value) and value > 0):
+    if not (is_finite(constants) and constants > 0):
         raise ValueError(
-            f"constants={constants}: C is the mean square that a step with a learning rate of 1 "
-            "adds. Give a positive number near 1."
+            f"constants={constants!r}: C is the mean square that a step with a learning rate of 1 "
+            "adds. Give a positive number near 1, or what calibrate returned."
         )
+    value = float(constants)
     low, high = TIED if c.tied else MATRIX if c.hidden else EMBEDDING
     return Constant(value, min(low, value), max(high, value))
 

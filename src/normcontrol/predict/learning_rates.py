@@ -35,12 +35,12 @@ def learning_rates(lr: LearningRate, steps: int | None) -> list[list[float]]:
         lr = lr.tolist()  # type: ignore[union-attr]
     if steps is None and isinstance(lr, Sequence):
         steps = len(lr)
-    if steps is None or steps != int(steps) or steps < 1:
+    if not is_finite(steps) or steps != int(steps) or steps < 1:  # type: ignore[arg-type]
         raise ValueError(
-            f"steps={steps}: it is the length of the run, a whole number of steps, 1 or more. Give "
-            "such a number."
+            f"steps={steps!r}: it is the length of the run, a whole number of steps, 1 or more. "
+            "Give such a number."
         )
-    rates = _rates(lr, int(steps))
+    rates = _rates(lr, int(steps))  # type: ignore[arg-type]
     for one in rates:
         for step, value in enumerate(one, 1):
             if not (math.isfinite(value) and value >= 0):
@@ -69,16 +69,30 @@ def _rates(lr: LearningRate, steps: int) -> list[list[float]]:
         )
     if isinstance(lr, Schedule):
         return [lr.value(torch.arange(1, steps + 1, dtype=torch.float64)).tolist()]
-    if isinstance(lr, Sequence):
+    if isinstance(lr, Sequence) and not isinstance(lr, str):
         if len(lr) < steps:
             raise ValueError(
                 f"lr contains {len(lr)} learning rates, but the run has {steps} steps. Give one "
                 "for every step."
             )
-        return [[float(value) for value in lr[:steps]]]
+        return [[_number(value) for value in lr[:steps]]]
     if callable(lr) and not isinstance(lr, Tensor):
-        return [[float(lr(step)) for step in range(1, steps + 1)]]
-    return [[float(lr)] * steps]
+        return [[_number(lr(step)) for step in range(1, steps + 1)]]
+    return [[_number(lr)] * steps]
+
+
+def is_finite(given: Any) -> bool:
+    """Return whether this is a number that is finite."""
+    return hasattr(given, "__float__") and math.isfinite(given)
+
+
+def _number(given: Any) -> float:
+    if not hasattr(given, "__float__"):
+        raise TypeError(
+            f"The learning rate {given!r} is no number. Give a number, one for every step, a "
+            "function of the step that returns one, or a schedule."
+        )
+    return float(given)
 
 
 def _simulated(scheduler: LRScheduler, steps: int) -> list[list[float]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from normcontrol.groups.classes import TensorClass
 from normcontrol.predict.calibration import Constant
 from normcontrol.schedule import linear, trace
+from normcontrol.watch.trace import check_whole
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Prediction:
 
     def curve(self, points: int = 200) -> trace:
         """The whole predicted curve as a schedule, with about this number of points."""
+        check_whole("points", points, "the number of points of the curve")
         ratios, at = (
             self.ratios,
             sorted({round(i * self.steps / points) for i in range(points + 1)}),

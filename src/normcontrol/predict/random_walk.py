@@ -25,12 +25,15 @@ from normcontrol.predict.calibration import (
     doubts,
     law_of,
 )
-from normcontrol.predict.learning_rates import LearningRate, learning_rates
+from normcontrol.predict.learning_rates import LearningRate, is_finite, learning_rates
 from normcontrol.predict.prediction import ClassPrediction, Prediction
 from normcontrol.warn import warn
 
 Weights = nn.Module | Optimizer | Iterable[TensorClass]
 """What a prediction is made for: a model, an optimizer, or classes of tensors."""
+
+METHODS = ("AdamW", "AdamC")
+"""The methods whose decay :func:`decays` knows."""
 
 
 def adamw(
@@ -103,9 +106,9 @@ def decay_for(
     >>> round(adamw(matrices, 1e-3, decay, steps=20_000).ratio, 6)
     2.0
     """
-    if not (math.isfinite(ratio) and ratio > 0):
+    if not (is_finite(ratio) and ratio > 0):
         raise ValueError(
-            f"ratio={ratio}: the final norm is a positive multiple of the initial one. Give a "
+            f"ratio={ratio!r}: the final norm is a positive multiple of the initial one. Give a "
             "number above 0."
         )
     found = classes_of(weights, tied)
@@ -161,6 +164,10 @@ def solve(value: Callable[[float], float], wanted: float, most: float, what: str
 
 def decays(method: str, lrs: Sequence[float] | Tensor, weight_decay: float) -> Tensor:
     """The fraction of the weights that decay subtracts in each step."""
+    if method not in METHODS:
+        raise ValueError(
+            f"method={method!r} is not known: give one of {', '.join(map(repr, METHODS))}."
+        )
     lrs = torch.as_tensor(lrs, dtype=torch.float64)
     fractions = weight_decay * (lrs if method == "AdamW" else lrs.square() / lrs.max())
     if fractions.max() > 1 + 1e-12:
@@ -286,8 +293,8 @@ def _decay(c: TensorClass, given: float | None) -> float:
         raise ValueError(
             "No weight decay was given, and a model has none. Give weight_decay=, or an optimizer."
         )
-    if not (math.isfinite(decay) and decay >= 0):
+    if not (is_finite(decay) and decay >= 0):
         raise ValueError(
-            f"weight_decay={decay}: it must be finite and not negative. Give 0 or more."
+            f"weight_decay={decay!r}: it must be finite and not negative. Give a number, 0 or more."
         )
     return decay

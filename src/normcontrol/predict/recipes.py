@@ -25,7 +25,8 @@ from normcontrol.predict.prediction import ClassPrediction, Prediction
 from normcontrol.predict.random_walk import Weights, decay_for, decays, solve, walk
 from normcontrol.predict.recipe import Recipe
 from normcontrol.predict.transfer import Size, transfer
-from normcontrol.schedule import Schedule, trace
+from normcontrol.schedule import Schedule, Value, trace
+from normcontrol.schedule_text import given_schedule
 
 __all__ = ["Recipe", "Size", "adamc", "adamh", "adamw", "adamwn", "transfer", "update_size"]
 
@@ -119,7 +120,7 @@ def adamw(
     lr: LearningRate,
     *,
     steps: int | None = None,
-    ratio: float | Schedule | None = None,
+    ratio: Value | None = None,
     adamc_decay: float | None = None,
     adamh_lr: float | None = None,
     beta1: float = 0.9,
@@ -166,7 +167,8 @@ def adamw(
         elif adamc_decay is not None:
             end = random_walk.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
         else:
-            end = float(ratio(free.steps) if isinstance(ratio, Schedule) else ratio)  # type: ignore[arg-type]
+            target = given_schedule(ratio, "ratio")
+            end = target(free.steps) if isinstance(target, Schedule) else target
         decay = decay_for(found, end, lr, steps=steps, constants=constants)
     doubts = random_walk.adamw(found, lr, decay, steps=steps, constants=constants).doubts
     return Recipe("AdamW", {"weight_decay": decay}, same.format(end), doubts)

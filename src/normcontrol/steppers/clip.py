@@ -6,6 +6,7 @@ It computes the factor. A stepper measures the gradients and multiplies them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -18,11 +19,16 @@ class Clip:
     norm: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.max_norm is not None and not self.max_norm > 0:
+        self.set_limit(self.max_norm)
+
+    def set_limit(self, given: Any) -> None:
+        """Take this as the largest norm; None for no clipping."""
+        if given is not None and not (hasattr(given, "__float__") and given > 0):
             raise ValueError(
-                f"max_grad_norm={self.max_norm}: gradients cannot be clipped to that norm. Give a "
+                f"max_grad_norm={given!r}: gradients cannot be clipped to that norm. Give a "
                 "positive one, or None."
             )
+        self.max_norm = given
 
     def factor(self, norm: Tensor, grad_scale: Tensor | None) -> Tensor:
         """Return the factor that clips gradients of this norm; store their norm without GradScaler.

@@ -11,6 +11,7 @@ import csv
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from normcontrol.groups.members import CONTROL, Members
 from normcontrol.groups.outputs import as_axes, is_known, outputs_of
 from normcontrol.schedule import linear, trace
 from normcontrol.scope import SCOPES
+from normcontrol.warn import warn
 
 EXPONENTS = (0.35, 0.85)
 """The exponents p for which sums of ``lr^(2 - p)`` are recorded, for
@@ -71,7 +73,8 @@ class NormTrace:
     tensors.
 
     Args:
-        optimizer: any optimizer. Hooks are registered on it.
+        optimizer: any optimizer. Hooks are registered on it. Groups that are added to it later are
+            not recorded.
         every: the number of steps between records. Step 0 is always recorded.
         angles: also record the angle between the weights before and after each recorded step. This
             needs a copy of the weights during that step.
@@ -88,10 +91,7 @@ class NormTrace:
     """
 
     def __init__(self, optimizer: Optimizer, every: int = 1, angles: bool = False) -> None:
-        if every < 1:
-            raise ValueError(
-                f"every={every}: it is the number of steps between records. Give 1 or more."
-            )
+        check_whole("every", every, "the number of steps between records")
         members = regularised(optimizer)
         self.params = [p for m in members for p in m.params]
         if not self.params:
@@ -112,16 +112,13 @@ class NormTrace:
         self.steps: list[int] = []
         self._norms: list[Tensor | float] = []
         self._count = 0
-        # The groups, whose decay is followed step by step. Under norm control the groups do not
-        # contain the decay, so classes are not recorded.
-        self._groups = (
-            []
-            if any("control" in group for group in optimizer.param_groups)
-            else optimizer.param_groups
-        )
-        self._sorted = sort_members(members) if self._groups else []
+        # Under norm control the groups do not contain the decay, so classes are not recorded.
+        decays = not any(CONTROL in group for group in optimizer.param_groups)
+        self._sorted = sort_members(members) if decays else []
         # For each group: what decay has left, then the sums of lr^2 and of lr^(2 - p).
-        self._walk: list[list[Any]] = [[1.0, 0.0, *(0.0 for _ in EXPONENTS)] for _ in self._groups]
+        start = [1.0, 0.0, *(0.0 for _ in EXPONENTS)]
+        self._walk: list[list[Any]] = [start for _ in members] if decays else []
+        self._groups = len(members)
         self._parts: list[tuple[Tensor, list[list[Any]]]] = []
         self._classes: dict[str, ClassTrace] = {}
         self._records_angles = angles
@@ -133,8 +130,8 @@ class NormTrace:
     def __repr__(self) -> str:
         if not self.steps:
             return "NormTrace(no records: the optimizer has made no step)"
-        ratio = self.ratios[-1]
-        return f"NormTrace({len(self.steps)} records, step {self.steps[-1]}, ratio {ratio:.4g})"
+        last = f"ratio {self.ratios[-1]:.4g}" if self.norms[0] else f"norm {self.norms[-1]:.4g}"
+        return f"NormTrace({len(self.steps)} records, step {self.steps[-1]}, {last})"
 
     def _before(self, *_: Any) -> None:
         if not self.steps:
@@ -142,11 +139,21 @@ class NormTrace:
         if self._records_angles and (self._count + 1) % self.every == 0:
             self._copies = [p.detach().clone() for p in self.params]
 
-    def _after(self, *_: Any) -> None:
+    def _after(self, optimizer: Optimizer, *_: Any) -> None:
         self._count += 1
-        for i, group in enumerate(self._groups):
+        groups = optimizer.param_groups  # other ones than before, after a state was loaded
+        if len(groups) > self._groups:
+            warn(
+                f"The optimizer has {len(groups)} groups, and this trace was made when it had "
+                f"{self._groups}: the weights of the new ones are not recorded. To record them, "
+                "make a NormTrace after the groups are added."
+            )
+            self._groups = len(groups)
+        for i, group in enumerate(groups[: len(self._walk)]):
             # Some optimizers have no learning rate. Then nothing can be calibrated.
             lr = 0.0 if group.get("lr") is None else group["lr"]
+            if isinstance(lr, Tensor):  # reading one on a device would wait
+                lr = lr.double() if lr.is_cuda else lr.item()
             left = (1 - lr * group.get("weight_decay", 0.0)) ** 2
             added = (0.0, lr**2, *(lr ** (2 - p) for p in EXPONENTS))
             self._walk[i] = [x * left + a for x, a in zip(self._walk[i], added, strict=True)]
@@ -167,7 +174,7 @@ class NormTrace:
         self.steps.append(self._count)
         parts = whole_norms(self.params, SCOPES["global"], self._sharing)
         self._norms.append(SCOPES["global"].join(parts))
-        if self._groups:
+        if self._walk:
             self._parts.append((parts, list(self._walk)))
 
     @property
@@ -186,6 +193,11 @@ class NormTrace:
     @property
     def ratios(self) -> list[float]:
         """The norms as multiples of the first one."""
+        if self.norms and not self.norms[0]:
+            raise ValueError(
+                "The weights were all zero at step 0, so their norms have no ratio to that. Use "
+                "the norms themselves: AdamWN(..., norm=trace(recorded.norms, recorded.steps))."
+            )
         return [n / self.norms[0] for n in self.norms]
 
     @property
@@ -225,18 +237,23 @@ class NormTrace:
     def curve(self, smooth: int = 1) -> trace:
         """The whole curve of ratios as a schedule. Each point is the mean over ``smooth`` records
         around it."""
-        ratios, half = self.ratios, smooth // 2
-        windows = (
-            [ratios[max(0, i - half) : i + half + 1] for i in range(len(ratios))]
-            if half
-            else [[r] for r in ratios]
-        )
+        check_whole("smooth", smooth, "the number of records in a mean")
+        ratios, half = self._recorded_ratios(), smooth // 2
+        windows = [ratios[max(0, i - half) : i - half + smooth] for i in range(len(ratios))]
         return trace([sum(w) / len(w) for w in windows], self.steps)
 
     def final(self, ramp: float = 2500) -> linear:
         """A schedule from 1 to the final ratio in ``ramp`` steps, then constant, as in the
         paper."""
-        return linear(1.0, self.ratios[-1], steps=ramp)
+        return linear(1.0, self._recorded_ratios()[-1], steps=ramp)
+
+    def _recorded_ratios(self) -> list[float]:
+        if not self.steps:
+            raise ValueError(
+                "The trace has no records yet, so it is no schedule: the optimizer that it records "
+                "has made no step. Train with that one first."
+            )
+        return self.ratios
 
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON, or as CSV if the name ends in ``.csv``. CSV contains only the
@@ -269,7 +286,7 @@ class NormTrace:
         path = Path(path)
         self = cls.__new__(cls)
         self.params, self.every, self._count, self.outputs = [], 1, 0, None
-        self._groups, self._sorted, self._classes, self._angles = [], [], {}, []
+        self._sorted, self._classes, self._angles = [], {}, []
         try:
             if path.suffix == ".csv":
                 rows = list(csv.DictReader(path.open(newline="")))
@@ -296,6 +313,12 @@ class NormTrace:
                 "needs one norm for each step."
             )
         return self
+
+
+def check_whole(name: str, given: Any, what: str) -> None:
+    """Refuse what is no whole number from 1 on. ``what`` says what it is the number of."""
+    if not isinstance(given, Integral) or given < 1:
+        raise ValueError(f"{name}={given!r}: it is {what}. Give a whole number, 1 or more.")
 
 
 def _outputs(optimizer: Optimizer, members: list[Members]) -> int | None:
