@@ -78,13 +78,13 @@ def check_members(group: Group, members: Members) -> None:
 @torch.no_grad()
 def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
     """Return the norm of every part of a group as it is now, to become the reference."""
-    check_members(group, members)
     names, params = members
     control = state_of(group)
     scope, rule = parse_scope(control["scope"]), control["controlled"]
     check_partitioned(group.get("param_names"), group["params"], rule, scope, sharing)
     captured = None if rule is False else control.get("reference")
     check_recognised(names, params, scope, sharing, captured)
+    check_members(group, members)
     if sharing.norm_group is not None and scope.joint:
         # The stored norm is one number, from which a frozen tensor could not be taken out later.
         params = [p for p in params if p.requires_grad]
