@@ -154,6 +154,17 @@ class TestLowPrecision:
         assert norm_of(moved) / norm_of(params) == pytest.approx(1 - 3e-4, abs=1e-5)
         assert float(norms(state)[0].norm) == pytest.approx(norm_of(moved), rel=1e-5)
 
+    def test_fp16_below_its_normal_numbers_scales_on_average(self):
+        """There fp16 has the multiples of 2^-24 alone; 3.3 of them are three or four."""
+        params = {"kernel": jnp.full((300, 1000), 3 * 2.0**-24, jnp.float16)}
+        tx = control_norm(ratio=1.1, rate=1.0)
+        updates, _ = jax.jit(tx.update)(
+            jax.tree.map(jnp.zeros_like, params), tx.init(params), params
+        )
+        moved = np.asarray(optax.apply_updates(params, updates)["kernel"], np.float64) * 2**24
+        assert set(np.unique(moved)) == {3.0, 4.0}
+        assert moved.mean() == pytest.approx(3.3, abs=5e-3)
+
     def test_apply_updates_gives_the_rounded_weights_exactly(self):
         """The weights are rounded to bf16 once: apply_updates must not round them again."""
         params = {"kernel": jax.random.normal(jax.random.key(0), (100, 100)).astype(jnp.bfloat16)}
