@@ -117,6 +117,18 @@ def test_multiplying_in_one_launch_rounds_to_the_same_bits_as_tensor_operations(
     assert torch.equal(weight.cpu(), expected)
 
 
+@here
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_nan_with_all_bits_set_stays_one(dtype):
+    from normcontrol.weights.rounding import DROPPED_BITS
+    from normcontrol.weights.rounding_kernels import multiply_rounding
+
+    weight, seed = torch.ones(1000, dtype=dtype, device=DEVICE), torch.tensor(7, device=DEVICE)
+    factor = torch.tensor(0x7FFFFFFF, dtype=torch.int32, device=DEVICE).view(torch.float32)
+    multiply_rounding[(1,)](weight, factor, seed, 1000, DROPPED=DROPPED_BITS[dtype], BLOCK=1024)
+    assert weight.isnan().all()
+
+
 @on_gpu
 @pytest.mark.parametrize("scope", ["global", "tensor", "row"])
 def test_a_wrapped_optimizer_rounds_on_the_gpu_as_it_does_on_the_cpu(scope):

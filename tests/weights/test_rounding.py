@@ -117,6 +117,15 @@ def test_fp16_below_its_normal_numbers_is_rounded_to_multiples_of_its_smallest()
     assert torch.equal(scaled, exact)
 
 
+@pytest.mark.parametrize("dtype", LOW)
+def test_a_nan_with_all_bits_set_stays_one(dtype):
+    """Processors make such NaNs; random bits added to one would carry and make it zero."""
+    factor = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    w = torch.ones(1000, dtype=dtype)
+    multiply_rounding_(w, factor, seed=torch.tensor(7))
+    assert w.isnan().all()
+
+
 def test_fp16_weights_below_its_normal_numbers_reach_their_target():
     p = Parameter((gaussian(64, 64) * 1.5e-4).half())
     first = p.detach().double().norm()

@@ -36,4 +36,5 @@ def round_to(dtype: Any, theta: jax.Array, count: jax.Array, index: int) -> jax.
         fine = (jnp.where(small, jnp.abs(theta), 0.0) * 2.0**44).astype(jnp.uint32)  # of 2^-44
         multiple = ((fine + (noise & 0xFFFFF)) >> 20).astype(jnp.float32) * 2.0**-24
         rounded = jnp.where(small, jnp.copysign(multiple, theta), rounded)
-    return rounded.astype(dtype)
+    # A carry would make a NaN zero.
+    return jnp.where(jnp.isnan(theta), theta, rounded).astype(dtype)

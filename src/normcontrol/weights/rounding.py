@@ -57,7 +57,7 @@ def multiply_rounding_(
         rounded = bits.view(torch.float32)
         if weight.dtype == torch.float16:
             rounded = _round_below_normal(product, rounded, noise)
-        piece.copy_(rounded)
+        piece.copy_(torch.where(product.isnan(), product, rounded))  # a carry would make it zero
         done += piece.numel()
 
 

@@ -40,7 +40,7 @@ def round_at_random(x, offsets, seed, DROPPED: tl.constexpr):
         multiple = ((fine + (noise & 0xFFFFF).to(tl.int32)) >> 20).to(tl.float32)
         multiple = multiple * 5.9604644775390625e-08
         rounded = tl.where(small, tl.where(x < 0, -multiple, multiple), rounded)
-    return rounded
+    return tl.where(x == x, rounded, x)  # a carry would make a NaN zero
 
 
 @triton.jit
