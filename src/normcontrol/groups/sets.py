@@ -262,12 +262,23 @@ class WeightSet:
     def part_norms(self) -> Tensor:
         """Return the norm of every part after the last step, even where the parts share a norm.
 
-        Before the first step of this set the weights are measured. The norms of shards are then the
-        reference: a sum over ranks must not depend on who asks.
+        With ``cautious`` it is that before the scaling, see :meth:`scaled`. Before the first step
+        of this set the weights are measured. The norms of shards are then the reference: a sum over
+        ranks must not depend on who asks.
         """
         if self.last is not None and self.parts is not None:
-            return self.last[1].abs() * self.parts.detach()
+            return self.scaled(self.parts.detach(), self.last[1])
         return self.initial if self.shards is not None else self.size(self.params, self.scope)
+
+    def scaled(self, norms: Tensor, scale: Tensor) -> Tensor:
+        """Return what norms become when their weights are scaled.
+
+        With ``cautious`` some of the weights are, so that only another pass could tell: then the
+        norms are those that were measured, before the weights were scaled.
+        """
+        if "cautious" in self.mechanisms:
+            return norms
+        return scale.abs() * norms  # the integral law's may be negative
 
     def whole(self, values: Tensor) -> Tensor:
         """Return values for all parts, from those of the parts that this process knows."""
