@@ -207,3 +207,21 @@ def test_norms_of_weights_that_are_scaled_cautiously_are_those_before_the_scalin
     assert "cautious (the norm is that before the scaling)" in opt.report()
     (row,) = (line.split() for line in opt.report().splitlines() if line.startswith("p "))
     assert row[3] == f"{moved.norm().item():.4g}"
+
+
+def test_tensors_of_the_same_name_have_names_of_their_own():
+    """Two models in one optimizer: no reading may hide another, or its target."""
+    models = [torch.nn.Linear(2, 2, bias=False) for _ in range(3)]
+    for size, model in zip((1.0, 2.0, 4.0), models, strict=True):
+        torch.nn.init.constant_(model.weight, size)
+    pair = [*models[0].named_parameters(), *models[1].named_parameters()]
+    groups = [{"params": pair}, {"params": list(models[2].named_parameters())}]
+    opt = NormControl(torch.optim.SGD(groups, lr=0.0), ratio=1.5, scope="tensor")
+    names = ["weight, group 0, tensor 0", "weight, group 0, tensor 1", "weight, group 1"]
+    assert [(name, r.target.item()) for name, r in opt.norms().items()] == [
+        *zip(names, (3.0, 6.0, 12.0), strict=True)
+    ]
+    rows = [line for line in opt.report().splitlines() if line.startswith("weight")]
+    found = [(row.split("  ")[0], float(row.split()[-1])) for row in rows]
+    assert found == [*zip(names, (3.0, 6.0, 12.0), strict=True)]
+    assert len(values(opt)) == 9
