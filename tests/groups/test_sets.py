@@ -108,3 +108,26 @@ def test_a_changed_schedule_has_a_table_of_its_own():
     step(params, opt, 1)
     reading = opt.norms()["global"]
     assert (reading.target / opt.sets[0].unit).item() == pytest.approx(3.4)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("settings", "found_inf"), [({"start": 1}, None), ({}, 0.0), ({"rate": every(2, 0.1)}, None)]
+)
+def test_a_rate_is_as_exact_as_the_norms_whatever_the_default_dtype_is(
+    settings, found_inf, default
+):
+    p = nn.Parameter(torch.eye(3, dtype=torch.float64))
+    sgd = torch.optim.SGD([p], lr=0.1, fused=True)
+    opt = NormControl(sgd, **{"ratio": 2.0, "rate": 0.1, **settings})
+    torch.set_default_dtype(default)
+    try:
+        for _ in range(2):
+            p.grad = torch.zeros_like(p)
+            if found_inf is not None:
+                opt.found_inf = torch.tensor(found_inf, dtype=torch.float32)
+            opt.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    expected = 1.1 if settings else 2 - 0.9**2
+    assert p[0, 0].item() == pytest.approx(expected, rel=1e-15, abs=0)

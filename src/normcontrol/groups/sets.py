@@ -147,7 +147,7 @@ class WeightSet:
         """
         rate = self.value("rate", clock, 1.0)
         if self.start is not None:
-            rate = torch.where(self.start.is_active(clock.step), rate, 0.0)
+            rate = torch.where(self.start.is_active(clock.step), self._as_tensor(rate), 0.0)
         value = self.value(self.kind, clock, math.inf)
         are_floats = isinstance(value, float) and isinstance(rate, float)
         self.on_host = self.may_be_on_host and are_floats and not torch.is_grad_enabled()
@@ -161,6 +161,10 @@ class WeightSet:
         for name in self.mechanisms.intersection(STEP_LENGTHS):
             self.length = self.value(name, clock, math.inf) * target
         self.goal = target, rate
+
+    def _as_tensor(self, value: Tensor | float) -> Tensor:
+        """Return a value as a tensor; of two floats torch would make one of its default dtype."""
+        return value if isinstance(value, Tensor) else self.unit.new_full((), value)
 
     def _target(self, value: Tensor | float) -> Tensor:
         """Return the target; the tensor of the last step, if neither value nor unit can differ."""
@@ -185,7 +189,7 @@ class WeightSet:
             scale = proportional(norm, target, rate) if norm else math.nan  # as tensors would be
             return scale if math.isfinite(scale) and math.isfinite(norm) else 1.0  # as usable()
         if skip is not None:
-            rate = torch.where(skip == 0, rate, 0.0)
+            rate = torch.where(skip == 0, self._as_tensor(rate), 0.0)
         return usable(self.law(norm, target, rate), norm, skip)
 
     def value(self, name: str, clock: Clock, most: float) -> Tensor | float:
