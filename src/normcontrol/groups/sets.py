@@ -217,10 +217,13 @@ class WeightSet:
         if isinstance(value, Tensor):
             if not value.is_cpu:  # a learning rate on the device
                 return value
-            value = value.item()
-        if not 0.0 <= value <= most:
+            number = value.item()
+            value = value if value.requires_grad else number  # of a learning rate, for example
+        else:
+            number = value
+        if not 0.0 <= number <= most:
             raise ValueError(
-                f"{name}={given!r} is {value:g} at step {clock.calls}: it must stay within "
+                f"{name}={given!r} is {number:g} at step {clock.calls}: it must stay within "
                 f"[0, {most:g}]. Correct the schedule; this step was not made."
             )
         return value
