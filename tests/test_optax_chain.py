@@ -22,6 +22,7 @@ from small_jax import (
 
 from normcontrol import AdamWN
 from normcontrol.optax import NormControlState, adamwn, control_norm, norms
+from normcontrol.optax.rounding import round_to
 
 
 class TestInAChain:
@@ -153,6 +154,24 @@ class TestLowPrecision:
         moved = optax.apply_updates(params, updates)
         assert norm_of(moved) / norm_of(params) == pytest.approx(1 - 3e-4, abs=1e-5)
         assert float(norms(state)[0].norm) == pytest.approx(norm_of(moved), rel=1e-5)
+
+    def test_fp16_below_its_normal_numbers_scales_on_average(self):
+        """There fp16 has the multiples of 2^-24 alone; 3.3 of them are three or four."""
+        params = {"kernel": jnp.full((300, 1000), 3 * 2.0**-24, jnp.float16)}
+        tx = control_norm(ratio=1.1, rate=1.0)
+        updates, _ = jax.jit(tx.update)(
+            jax.tree.map(jnp.zeros_like, params), tx.init(params), params
+        )
+        moved = np.asarray(optax.apply_updates(params, updates)["kernel"], np.float64) * 2**24
+        assert set(np.unique(moved)) == {3.0, 4.0}
+        assert moved.mean() == pytest.approx(3.3, abs=5e-3)
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    def test_a_nan_with_all_bits_set_stays_one(self, dtype):
+        """Random bits added to such a NaN would carry and make it zero."""
+        theta = np.full(1000, 0x7FFFFFFF, np.uint32).view(np.float32)
+        rounded = round_to(jnp.dtype(dtype), jnp.asarray(theta), jnp.int32(1), 0)
+        assert bool(jnp.isnan(rounded).all())
 
     def test_apply_updates_gives_the_rounded_weights_exactly(self):
         """The weights are rounded to bf16 once: apply_updates must not round them again."""

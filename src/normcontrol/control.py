@@ -218,8 +218,9 @@ class NormControl(Wrapper):
         """Return the norm, target, ratio and last scale of everything that is controlled.
 
         The last step computed them; reading a value waits for the device. The norm is that of the
-        weights just after they were scaled. Under sharding the values are those of the whole
-        weights; rows that lie on one rank each are gathered: then make this call on every rank.
+        weights just after they were scaled; with ``cautious``, just before. Under sharding the
+        values are those of the whole weights; rows that lie on one rank each are gathered: then
+        make this call on every rank.
 
         >>> params = [torch.nn.Parameter(torch.ones(3, 3))]
         >>> opt = NormControl(torch.optim.SGD(params, lr=0.1), ratio=2.0)

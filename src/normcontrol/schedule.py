@@ -342,7 +342,7 @@ class every(Schedule):
             raise ValueError(f"every got n={self.n!r}: give a whole number of steps, 1 or more.")
 
     def value(self, step: Tensor) -> Tensor:
-        return torch.where(step.round() % self.n == 0, self.level, 0.0).to(step)
+        return torch.where(step.round() % self.n == 0, step.new_full((), self.level), 0.0)
 
     def extremes(self) -> Sequence[float]:
         return 0.0, self.level

@@ -6,6 +6,8 @@ import pytest
 import torch
 from small import SmallModel, matrices, total_norm
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 from normcontrol import AdamWN, NormControl, param_groups, set_norm_
 from normcontrol.groups.outputs import split_by_outputs
@@ -87,6 +89,20 @@ def test_layouts_that_store_the_transpose_are_recognised_by_their_module():
     )
 
 
+class Product(nn.Module):
+    """A parametrisation: a weight that is the product of two factors."""
+
+    def forward(self, left, right):
+        return left @ right
+
+    def right_inverse(self, weight):
+        return weight[:, :2].clone(), weight[:2].clone()
+
+
+def parametrized_by_factors(module):
+    return register_parametrization(module, "weight", Product())
+
+
 class Upsampling(nn.ConvTranspose2d):
     """A subclass is recognised as its base is; FSDP2 makes such classes for what it shards."""
 
@@ -115,6 +131,39 @@ def test_modules_have_the_outputs_of_their_base(module, outputs):
     p = found if isinstance(found, nn.Parameter) else found.weight
     set_norm_([p] if found is p else found, gain=1.0)
     assert p.norm().item() == pytest.approx(math.sqrt(outputs))
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (spectral_norm(nn.ConvTranspose2d(4, 64, 3)), [64]),
+        (spectral_norm(nn.Linear(4, 6)), [6]),
+        (weight_norm(nn.Conv1d(4, 6, 3)), [6, 6]),
+        (weight_norm(nn.ConvTranspose1d(4, 6, 3), dim=1), [6, 6]),
+        (weight_norm(nn.Linear(4, 6)), [6, 6]),
+        (nn.utils.spectral_norm(nn.ConvTranspose2d(4, 64, 3)), [64]),
+        (parametrized_by_factors(nn.Linear(4, 6)), [6, 2]),
+    ],
+)
+def test_a_weight_that_is_computed_has_its_outputs_in_what_it_is_computed_from(module, expected):
+    set_norm_(module, gain=1.0, scope="tensor")
+    stored = [p for p in module.parameters() if p.dim() > 1]
+    assert [p.norm().item() ** 2 for p in stored] == pytest.approx(expected)
+
+
+def test_norms_of_inputs_have_no_axis_of_outputs():
+    """Weight normalisation of a transposed convolution stores a norm for every input, unless it is
+    told the axis of the outputs."""
+    model = weight_norm(nn.ConvTranspose2d(4, 64, 3))
+    with pytest.raises(ValueError, match=r"original0 has the shape \(4, 1, 1, 1\), and no axis"):
+        set_norm_(model, gain=1.0)
+    groups = param_groups(model, {})
+    found = {name: g.get("outputs") for g in groups for name, _ in g["params"]}
+    assert found == {
+        "bias": None,
+        "parametrizations.weight.original0": (),
+        "parametrizations.weight.original1": (1,),
+    }
 
 
 def test_a_transposed_convolution_in_groups_has_no_axis_of_outputs():

@@ -3,11 +3,13 @@ bits in both."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
-from normcontrol import AdamWN, NormControl, constant, cosine, linear, piecewise, trace
+from normcontrol import AdamWN, NormControl, constant, cosine, linear, lr_times, piecewise, trace
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.sets import AHEAD
 from normcontrol.schedule import Schedule, every
@@ -82,6 +84,62 @@ def test_a_differentiable_step_is_computed_with_tensors():
     assert not opt.norms()["global"].scale.requires_grad
 
 
+DIFFERENTIABLE = {
+    "a rate that follows the learning rate": lambda x: {"rate": lr_times(2.0)},
+    "a target that is a function": lambda x: {"norm": lambda step: 2 + x},
+    "a rate of some steps": lambda x: {"rate": every(2, 0.3)},
+    "a relative step": lambda x: {"relative_step": lr_times(3.0), "rate": 0.1},
+    "a least relative step": lambda x: {"min_relative_step": 0.2, "scope": "row"},
+    "cautious": lambda x: {"cautious": True},
+}
+
+
+@pytest.mark.parametrize("settings", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE.keys())
+def test_derivatives_pass_through_settings_and_mechanisms(settings):
+    """The derivatives by weights, gradients, learning rate and a number of the schedule."""
+
+    def after_two_steps(w, grad, lr, x):
+        w = w.clone()
+        sgd = torch.optim.SGD([w], lr=lr, differentiable=True)
+        opt = NormControl(sgd, **{"norm": 2.0, "rate": 0.3, **settings(x)})
+        for factor in (1.0, 0.5):
+            w.grad = grad * factor
+            opt.step()
+        return w
+
+    torch.manual_seed(0)
+    w, grad = (torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    lr, x = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.1, 0.5))
+    assert torch.autograd.gradcheck(after_two_steps, (w, grad, lr, x))
+
+
+@pytest.mark.parametrize("start", [2, "every step", "inflection"])
+def test_a_start_is_refused_where_derivatives_are_asked_for(start):
+    weight = torch.randn(4, 4, requires_grad=True).clone()
+    sgd = torch.optim.SGD([weight], lr=0.1, differentiable=True)
+    message = (
+        f"start={start!r} measures the reference in training, and no derivative is passed through "
+        "it, which differentiable=True asks for. Leave out start, or give the target itself, such "
+        "as norm=."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        NormControl(sgd, start=start)
+
+
+def test_clipping_is_refused_where_derivatives_are_asked_for():
+    weight = torch.randn(4, 4, requires_grad=True).clone()
+    opt = AdamWN([weight], differentiable=True, foreach=False, max_grad_norm=1.0)
+    weight.grad = torch.ones(4, 4)
+    before = weight.detach().clone()
+    with pytest.raises(
+        ValueError,
+        match=r"max_grad_norm was given, but no derivative is passed through the clipping, which "
+        r"differentiable=True asks for\. Clip the gradients yourself before the step\.",
+    ):
+        opt.step()
+    assert torch.equal(weight, before)
+
+
 SCHEDULES = [
     constant(1.5),
     linear(1.0, 2.0, steps=300),
@@ -108,3 +166,26 @@ def test_a_changed_schedule_has_a_table_of_its_own():
     step(params, opt, 1)
     reading = opt.norms()["global"]
     assert (reading.target / opt.sets[0].unit).item() == pytest.approx(3.4)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("settings", "found_inf"), [({"start": 1}, None), ({}, 0.0), ({"rate": every(2, 0.1)}, None)]
+)
+def test_a_rate_is_as_exact_as_the_norms_whatever_the_default_dtype_is(
+    settings, found_inf, default
+):
+    p = nn.Parameter(torch.eye(3, dtype=torch.float64))
+    sgd = torch.optim.SGD([p], lr=0.1, fused=True)
+    opt = NormControl(sgd, **{"ratio": 2.0, "rate": 0.1, **settings})
+    torch.set_default_dtype(default)
+    try:
+        for _ in range(2):
+            p.grad = torch.zeros_like(p)
+            if found_inf is not None:
+                opt.found_inf = torch.tensor(found_inf, dtype=torch.float32)
+            opt.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    expected = 1.1 if settings else 2 - 0.9**2
+    assert p[0, 0].item() == pytest.approx(expected, rel=1e-15, abs=0)

@@ -105,3 +105,44 @@ def test_rows_of_zeros_have_no_direction_and_are_refused(method):
 def test_parameters_in_place_of_a_model_are_refused(method):
     with pytest.raises(TypeError, match="it needs the model, not list"):
         method(list(nn.Linear(2, 2).parameters()))
+
+
+@pytest.mark.parametrize(
+    ("method", "second"),
+    [
+        (methods.weight_normalised, nn.Embedding(3, 3)),
+        (methods.weight_normalised, nn.Linear(3, 3)),
+        pytest.param(methods.muown, nn.Linear(3, 3), marks=needs_muon),
+    ],
+)
+def test_weights_that_would_no_longer_be_tied_are_refused(method, second):
+    model = nn.ModuleDict({"alone": nn.Linear(3, 3), "first": nn.Linear(3, 3), "second": second})
+    second.weight = model["first"].weight
+    kind = type(second).__name__
+    with pytest.raises(
+        ValueError, match=rf"first\.weight is shared by several modules \(Linear, {kind}\), and"
+    ):
+        method(model)
+    assert not hasattr(model["alone"], "parametrizations")  # nothing was changed
+
+
+def test_a_head_that_is_tied_to_an_embedding_before_it_is_left_alone():
+    model = nn.ModuleDict({"wte": nn.Embedding(5, 4), "fc": nn.Linear(4, 4)})
+    model["head"] = nn.Linear(4, 5, bias=False)
+    model["head"].weight = model["wte"].weight
+    methods.weight_normalised(model)
+    assert model["head"].weight is model["wte"].weight
+    assert hasattr(model["fc"], "parametrizations")
+
+
+@pytest.mark.parametrize(
+    ("method", "layer"),
+    [
+        (methods.weight_normalised, "linear or convolutional layer"),
+        pytest.param(methods.muown, "hidden linear layer", marks=needs_muon),
+    ],
+)
+def test_a_model_without_such_layers_is_refused(method, layer):
+    model = nn.Bilinear(3, 3, 3)
+    with pytest.raises(ValueError, match=f"The model, Bilinear, has no {layer} whose weight"):
+        method(model)

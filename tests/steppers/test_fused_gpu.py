@@ -99,12 +99,12 @@ def test_a_step_needs_little_memory_beyond_the_moments():
 
 @here
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("n", [1, 1000, 1024, 5000])
-def test_multiplying_in_one_launch_rounds_to_the_same_bits_as_tensor_operations(n, dtype):
+@pytest.mark.parametrize(("n", "size"), [(1, 1), (1000, 1), (1024, 1), (5000, 1), (5000, 2**-12)])
+def test_multiplying_in_one_launch_rounds_to_the_same_bits_as_tensor_operations(n, size, dtype):
     from normcontrol.weights.rounding import DROPPED_BITS, multiply_rounding_, seeds_of
     from normcontrol.weights.rounding_kernels import multiply_rounding
 
-    weight = tensors([n], dtype)[0].data
+    weight = tensors([n], dtype)[0].data * size  # the small ones are below fp16's normal numbers
     factor, seed = (
         torch.tensor(1 - 3e-4, device=DEVICE),
         seeds_of(torch.tensor(5, device=DEVICE), 3)[2],
@@ -115,6 +115,18 @@ def test_multiplying_in_one_launch_rounds_to_the_same_bits_as_tensor_operations(
         weight, factor, seed, n, DROPPED=DROPPED_BITS[dtype], BLOCK=1024
     )
     assert torch.equal(weight.cpu(), expected)
+
+
+@here
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_nan_with_all_bits_set_stays_one(dtype):
+    from normcontrol.weights.rounding import DROPPED_BITS
+    from normcontrol.weights.rounding_kernels import multiply_rounding
+
+    weight, seed = torch.ones(1000, dtype=dtype, device=DEVICE), torch.tensor(7, device=DEVICE)
+    factor = torch.tensor(0x7FFFFFFF, dtype=torch.int32, device=DEVICE).view(torch.float32)
+    multiply_rounding[(1,)](weight, factor, seed, 1000, DROPPED=DROPPED_BITS[dtype], BLOCK=1024)
+    assert weight.isnan().all()
 
 
 @on_gpu

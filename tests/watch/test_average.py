@@ -55,3 +55,56 @@ def test_reprojection_reaches_the_target_whatever_the_settings_of_a_step_are(set
     reproject_(average, model, opt)
     target = 1.5 * total_norm(matrices(SmallModel()))
     assert total_norm(matrices(average)) == pytest.approx(target, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("law", "ends"),
+    [
+        ("proportional", (2.0, 2.0)),
+        ("projection", (2.0, 2.0)),
+        ("upper", (1.6, 2.0)),
+        ("integral", (1.6, 2.0)),
+        ("lower", (2.0, 8.0)),
+        ("band(0.9)", (1.8, 2.0)),
+    ],
+)
+def test_the_law_of_the_weights_decides_which_averages_are_scaled(law, ends):
+    model = torch.nn.Linear(4, 4, bias=False)
+    opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), norm=2.0, rate=0.01, law=law)
+    model.weight.grad = torch.ones(4, 4)
+    opt.step()
+    for start, end in zip((1.6, 8.0), ends, strict=True):
+        average = AveragedModel(model)
+        average.module.weight.data.fill_(start / 4)
+        reproject_(average, model, opt)
+        assert average.module.weight.norm().item() == pytest.approx(end, rel=1e-6)
+
+
+@pytest.mark.parametrize("start", [3, "inflection", "every step"])
+def test_an_average_is_left_alone_before_the_start_of_its_weights(start):
+    model = torch.nn.Linear(4, 4, bias=False)
+    opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), ratio=1.0, start=start)
+    for _ in range(2):
+        model.weight.grad = torch.ones(4, 4)
+        opt.step()
+    average = AveragedModel(model)
+    average.module.weight.data.fill_(5.0)
+    reproject_(average, model, opt)
+    found = average.module.weight.norm().item()
+    now = model.weight.norm().item()
+    assert found == pytest.approx(now if start == "every step" else 20.0, rel=1e-6)
+
+
+def test_an_average_is_scaled_to_the_norm_at_the_start_of_its_weights():
+    model = torch.nn.Linear(4, 4, bias=False)
+    opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), start=2, ratio=1.0)
+    for _ in range(2):
+        model.weight.grad = torch.ones(4, 4)
+        opt.step()
+    norm = model.weight.norm().item()
+    model.weight.grad = torch.ones(4, 4)
+    opt.step()
+    average = AveragedModel(model)
+    average.module.weight.data.fill_(5.0)
+    reproject_(average, model, opt)
+    assert average.module.weight.norm().item() == pytest.approx(norm, rel=1e-6)

@@ -12,6 +12,7 @@ from small import SmallModel, matrices, total_norm, train
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normcontrol import AdamWN, NormControl, linear, param_groups, trace
+from normcontrol.watch.trackers import values
 
 
 def trained(steps=5, **settings):
@@ -185,3 +186,42 @@ def test_the_report_is_a_table_of_the_controlled_tensors():
 def test_the_report_of_a_wrapped_optimizer_names_it():
     opt = NormControl(torch.optim.SGD(SmallModel().parameters(), lr=0.1))
     assert opt.report().startswith("NormControl around SGD: 3 of 8 tensors")
+
+
+@pytest.mark.parametrize("scope", ["global", "row"])
+def test_norms_of_weights_that_are_scaled_cautiously_are_those_before_the_scaling(scope):
+    """Half of the weights are scaled, so that the norm after it is known to another pass alone."""
+    p = torch.nn.Parameter(torch.tensor([[3.0, 4.0], [6.0, 8.0]]))
+    settings = {"ratio": 0.0, "rate": 0.5, "cautious": True, "scope": scope}
+    opt = NormControl(torch.optim.SGD([("p", p)], lr=1.0), **settings)
+    p.grad = torch.tensor([[1.0, -1.0], [1.0, -1.0]])
+    opt.step()
+    moved = torch.tensor([[2.0, 5.0], [5.0, 9.0]], dtype=torch.float64)
+    expected = moved.norm(dim=1) if scope == "row" else moved.norm()
+    (reading,) = opt.norms().values()
+    torch.testing.assert_close(reading.norm, expected, rtol=1e-6, atol=0)
+    assert reading.scale.tolist() == ([0.5, 0.5] if scope == "row" else 0.5)
+    assert torch.equal(p.detach(), torch.tensor([[0.5, 5.0], [2.0, 9.0]]))
+    logged = values(opt)
+    assert next(iter(logged.values())) == pytest.approx(moved.norm().item())
+    assert "cautious (the norm is that before the scaling)" in opt.report()
+    (row,) = (line.split() for line in opt.report().splitlines() if line.startswith("p "))
+    assert row[3] == f"{moved.norm().item():.4g}"
+
+
+def test_tensors_of_the_same_name_have_names_of_their_own():
+    """Two models in one optimizer: no reading may hide another, or its target."""
+    models = [torch.nn.Linear(2, 2, bias=False) for _ in range(3)]
+    for size, model in zip((1.0, 2.0, 4.0), models, strict=True):
+        torch.nn.init.constant_(model.weight, size)
+    pair = [*models[0].named_parameters(), *models[1].named_parameters()]
+    groups = [{"params": pair}, {"params": list(models[2].named_parameters())}]
+    opt = NormControl(torch.optim.SGD(groups, lr=0.0), ratio=1.5, scope="tensor")
+    names = ["weight, group 0, tensor 0", "weight, group 0, tensor 1", "weight, group 1"]
+    assert [(name, r.target.item()) for name, r in opt.norms().items()] == [
+        *zip(names, (3.0, 6.0, 12.0), strict=True)
+    ]
+    rows = [line for line in opt.report().splitlines() if line.startswith("weight")]
+    found = [(row.split("  ")[0], float(row.split()[-1])) for row in rows]
+    assert found == [*zip(names, (3.0, 6.0, 12.0), strict=True)]
+    assert len(values(opt)) == 9

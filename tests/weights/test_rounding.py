@@ -97,6 +97,44 @@ def test_rounding_is_right_on_average_and_exact_where_it_can_be(dtype):
         assert torch.equal(scaled, exact * scale)
 
 
+def test_fp16_below_its_normal_numbers_is_rounded_to_multiples_of_its_smallest():
+    """Below 2^-14 fp16 has the multiples of 2^-24 alone, so a product lies between two of them."""
+    step = 2.0**-24
+    for start, factor, ends in (
+        (3, 1.1, {3, 4}),
+        (-600, 1.001, {-600, -601}),
+        (1, 0.25, {0, 1}),
+        (1023, 1.0005, {1023, 1024}),
+    ):
+        w = torch.full((400, 500), start * step, dtype=torch.float16)
+        multiply_rounding_(w, torch.tensor(factor), seed=torch.tensor(7))
+        assert {x / step for x in w.unique().tolist()} == ends
+        assert w.double().mean().item() / step == pytest.approx(start * factor, abs=5e-3)
+
+    exact = torch.arange(-1023, 1024).mul(step).half()
+    scaled = exact.clone()
+    multiply_rounding_(scaled, torch.tensor(1.0), seed=torch.tensor(7))
+    assert torch.equal(scaled, exact)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_a_nan_with_all_bits_set_stays_one(dtype):
+    """Processors make such NaNs; random bits added to one would carry and make it zero."""
+    factor = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    w = torch.ones(1000, dtype=dtype)
+    multiply_rounding_(w, factor, seed=torch.tensor(7))
+    assert w.isnan().all()
+
+
+def test_fp16_weights_below_its_normal_numbers_reach_their_target():
+    p = Parameter((gaussian(64, 64) * 1.5e-4).half())
+    first = p.detach().double().norm()
+    opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=1.2, rate=1e-2)
+    for _ in range(800):
+        opt.step()
+    assert (p.detach().double().norm() / first).item() == pytest.approx(1.2, rel=5e-3)
+
+
 def test_rounding_is_reproducible_and_does_not_use_the_global_generator():
     ends = []
     torch.manual_seed(1)

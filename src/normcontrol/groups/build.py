@@ -7,6 +7,7 @@ sharing, and nothing about laws, schedules or steppers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import compress
 
 import torch
@@ -115,6 +116,7 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     if shared:
         check_shared(groups, shared)
     together = ([shared] if shared else []) + alone
+    members = with_unique_names(groups, members)
     sets = [_weight_set(groups, members, indices, sharing) for indices in together]
     # A rank without weights of a shared norm still takes part in the sum. That no rank has any such
     # weights can be seen from the norm alone.
@@ -142,6 +144,24 @@ def refuse_zeros(s: WeightSet) -> None:
             "it. Give an absolute target (norm=, rms= or gain=), control the weights from a later "
             "step on (start=1), or leave them out with controlled=False."
         )
+
+
+def with_unique_names(groups: list[Group], members: list[Members]) -> list[Members]:
+    """Return the members; a name that several have tells their group, and the place in it if need
+    be, as two models in one optimizer may have the same names."""
+    known = Counter(name for names, _ in members for name in names)
+    found = []
+    for i, (names, params) in enumerate(members):
+        here = Counter(names)
+        place = {id(p): j for j, p in enumerate(groups[i]["params"])}
+        unique = [
+            name
+            + (f", group {i}" if known[name] > 1 else "")
+            + (f", tensor {place[id(p)]}" if here[name] > 1 else "")
+            for name, p in zip(names, params, strict=True)
+        ]
+        found.append(Members(unique, params))
+    return found
 
 
 def check_whole_tensors(groups: list[Group], members: list[Members]) -> None:

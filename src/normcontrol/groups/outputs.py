@@ -63,8 +63,9 @@ def outputs_of(name: str, p: Tensor, axes: Axes = None) -> int:
     if axes == ():
         raise ValueError(
             f"{name} has the shape {shape}, and no axis that counts its outputs, as a transposed "
-            "convolution in groups has none. Give it a norm= or rms= in a group of its own, or "
-            "leave it out with controlled=False."
+            "convolution in groups has none, nor the norms that weight normalisation stores of its "
+            "inputs. Give it a norm= or rms= in a group of its own, or leave it out with "
+            "controlled=False."
         )
     axes = axes or (0,)
     check_outputs(name, p, axes)
@@ -109,8 +110,8 @@ def split_by_outputs(groups: list[dict[str, Any]], model: nn.Module) -> list[dic
     axes = {
         id(p): found
         for module in model.modules()
-        for name, p in module.named_parameters(recurse=False)
-        if name == "weight" and (found := _axes_of(module, p)) is not None
+        for p, found in _axes_of_weight(module)
+        if found is not None
     }
     split: list[dict[str, Any]] = []
     for group in groups:
@@ -127,6 +128,32 @@ def split_by_outputs(groups: list[dict[str, Any]], model: nn.Module) -> list[dic
             told = {} if kind is None else {"outputs": kind}
             split.append({**group, **own, **told})
     return split
+
+
+def _axes_of_weight(module: nn.Module) -> list[tuple[Tensor, Axes]]:
+    """Return the tensors that a module's weight is, or is computed from, with their axes.
+
+    torch's parametrisations store one tensor of the weight's shape, or norms and a direction. What
+    counts the outputs in the direction counts them in the norms too, if they have that axis; norms
+    of the inputs have none. Tensors of other shapes are not recognised.
+    """
+    own = dict(module.named_parameters(recurse=False))
+    names = ("weight", "weight_orig", "weight_v", "weight_g")
+    tensors: list[Tensor] = [own[name] for name in names if name in own]
+    computed: Any = getattr(module, "parametrizations", None)
+    if isinstance(computed, nn.ModuleDict) and "weight" in computed:
+        tensors += computed["weight"].parameters(recurse=False)
+    if not tensors:
+        return []
+    whole = max(tensors, key=Tensor.numel)
+    axes = _axes_of(module, whole)
+    found: list[tuple[Tensor, Axes]] = []
+    for p in tensors:
+        sizes = zip(p.shape, whole.shape, strict=False)
+        fits = p.dim() == whole.dim() and all(a in (1, b) for a, b in sizes)
+        counted = fits and all(p.shape[a] == whole.shape[a] for a in axes or (0,)[: p.dim()])
+        found.append((p, axes if counted else () if fits else None))
+    return found
 
 
 def _axes_of(module: nn.Module, weight: Tensor) -> Axes:

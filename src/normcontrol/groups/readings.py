@@ -27,7 +27,9 @@ NOTHING_CONTROLLED = (
 class Reading(NamedTuple):
     """What the controller measured and did at its last step.
 
-    The values are tensors, so that the host waits for the device only when one is read.
+    The values are tensors, so that the host waits for the device only when one is read. The norm is
+    that after the step; with ``cautious``, which scales some of the weights only, it is the norm
+    that the law was given, before they were scaled.
     """
 
     norm: Tensor
@@ -59,7 +61,7 @@ def reading(s: WeightSet, clock: Clock) -> Reading:
         norm = s.scope.join(s.part_norms())
         return Reading(norm, given * s.unit, norm / initial, torch.ones_like(initial))
     target, scale = s.last
-    norm = scale.abs() * s.scope.join(s.parts.detach())  # the integral law's may be negative
+    norm = s.scaled(s.scope.join(s.parts.detach()), scale)
     return Reading(norm, target, norm / initial, scale)
 
 

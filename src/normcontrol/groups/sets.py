@@ -159,7 +159,7 @@ class WeightSet:
         """
         rate = self.value("rate", clock, 1.0)
         if self.start is not None:
-            rate = torch.where(self.start.is_active(clock.step), rate, 0.0)
+            rate = torch.where(self.start.is_active(clock.step), self._as_tensor(rate), 0.0)
         value = self.value(self.kind, clock, math.inf)
         are_floats = isinstance(value, float) and isinstance(rate, float)
         self.on_host = self.may_be_on_host and are_floats and not torch.is_grad_enabled()
@@ -173,6 +173,10 @@ class WeightSet:
         for name in self.mechanisms.intersection(STEP_LENGTHS):
             self.length = self.value(name, clock, math.inf) * target
         self.goal = target, rate
+
+    def _as_tensor(self, value: Tensor | float) -> Tensor:
+        """Return a value as a tensor; of two floats torch would make one of its default dtype."""
+        return value if isinstance(value, Tensor) else self.unit.new_full((), value)
 
     def _target(self, value: Tensor | float) -> Tensor:
         """Return the target; the tensor of the last step, if neither value nor unit can differ."""
@@ -197,7 +201,7 @@ class WeightSet:
             scale = proportional(norm, target, rate) if norm else math.nan  # as tensors would be
             return scale if math.isfinite(scale) and math.isfinite(norm) else 1.0  # as usable()
         if skip is not None:
-            rate = torch.where(skip == 0, rate, 0.0)
+            rate = torch.where(skip == 0, self._as_tensor(rate), 0.0)
         return usable(self.law(norm, target, rate), norm, skip)
 
     def value(self, name: str, clock: Clock, most: float) -> Tensor | float:
@@ -225,10 +229,13 @@ class WeightSet:
         if isinstance(value, Tensor):
             if not value.is_cpu:  # a learning rate on the device
                 return value
-            value = value.item()
-        if not 0.0 <= value <= most:
+            number = value.item()
+            value = value if value.requires_grad else number  # of a learning rate, for example
+        else:
+            number = value
+        if not 0.0 <= number <= most:
             raise ValueError(
-                f"{name}={given!r} is {value:g} at step {clock.calls}: it must stay within "
+                f"{name}={given!r} is {number:g} at step {clock.calls}: it must stay within "
                 f"[0, {most:g}]. Correct the schedule; this step was not made."
             )
         return value
@@ -272,12 +279,23 @@ class WeightSet:
     def part_norms(self) -> Tensor:
         """Return the norm of every part after the last step, even where the parts share a norm.
 
-        Before the first step of this set the weights are measured. The norms of shards are then the
-        reference: a sum over ranks must not depend on who asks.
+        With ``cautious`` it is that before the scaling, see :meth:`scaled`. Before the first step
+        of this set the weights are measured. The norms of shards are then the reference: a sum over
+        ranks must not depend on who asks.
         """
         if self.last is not None and self.parts is not None:
-            return self.last[1].abs() * self.parts.detach()
+            return self.scaled(self.parts.detach(), self.last[1])
         return self.initial if self.shards is not None else self.size(self.params, self.scope)
+
+    def scaled(self, norms: Tensor, scale: Tensor) -> Tensor:
+        """Return what norms become when their weights are scaled.
+
+        With ``cautious`` some of the weights are, so that only another pass could tell: then the
+        norms are those that were measured, before the weights were scaled.
+        """
+        if "cautious" in self.mechanisms:
+            return norms
+        return scale.abs() * norms  # the integral law's may be negative
 
     def whole(self, values: Tensor) -> Tensor:
         """Return values for all parts, from those of the parts that this process knows."""

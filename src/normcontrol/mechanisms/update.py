@@ -16,7 +16,6 @@ from normcontrol.scope import Scope
 from normcontrol.weights.passes import measure, multiply_
 
 
-@torch.no_grad()
 def resize_(
     params: Sequence[Tensor],
     before: Sequence[Tensor],
@@ -29,12 +28,19 @@ def resize_(
 
     With ``at_least``, a longer update stays as it is. An update of length zero stays zero.
     """
-    updates = torch._foreach_sub(list(params), list(before))
+    differentiable = torch.is_grad_enabled()
+    now = [p.clone() for p in params] if differentiable else list(params)
+    updates = torch._foreach_sub(now, list(before))
     norm = scope.join(measure(updates, scope))
     if at_least:
         length = torch.maximum(length, norm)
     multiply_(updates, scope, torch.where(norm > 0, length / norm, 1.0), step)
-    torch._foreach_copy_(list(params), torch._foreach_add(list(before), updates))
+    resized = torch._foreach_add(list(before), updates)
+    if differentiable:  # torch has no derivative of the other copy
+        for p, new in zip(params, resized, strict=True):
+            p.copy_(new)
+    else:
+        torch._foreach_copy_(list(params), resized)
 
 
 def multiply_cautiously_(

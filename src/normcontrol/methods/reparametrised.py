@@ -28,8 +28,16 @@ def _reparametrise(model: nn.Module, kinds: tuple[type[nn.Module], ...], names: 
         for name, module in model.named_modules()
         if isinstance(module, kinds) and not hasattr(module, "parametrizations")
     }
+    users = [(p, module) for module in model.modules() for p in module.parameters(recurse=False)]
     for name in chosen.keys() & names:
         weight: Any = chosen[name].weight
+        kinds_of_users = [type(module).__name__ for p, module in users if p is weight]
+        if len(kinds_of_users) > 1:
+            raise ValueError(
+                f"{name} is shared by several modules ({', '.join(kinds_of_users)}), and would no "
+                "longer be: each of them would have its own. Give each a weight of its own first, "
+                "such as module.weight = nn.Parameter(module.weight.clone())."
+            )
         if not bool(weight.detach().flatten(1).norm(dim=1).all()):
             raise ValueError(
                 f"{name} has rows of zeros, which have no direction to be trained. Initialise it "
@@ -38,6 +46,17 @@ def _reparametrise(model: nn.Module, kinds: tuple[type[nn.Module], ...], names: 
     for name in names:
         if name in chosen:
             weight_norm(chosen[name])
+
+
+def _directions(model: nn.Module, layer: str) -> list[tuple[str, nn.Parameter]]:
+    """Return the directions, with their names."""
+    found = [(name, p) for name, p in model.named_parameters() if name.endswith(DIRECTION)]
+    if not found:
+        raise ValueError(
+            f"The model, {type(model).__name__}, has no {layer} whose weight could be normalised. "
+            "Use AdamWN, which controls tensors of any module."
+        )
+    return found
 
 
 def _check_model(model: Any, method: str) -> None:
@@ -62,14 +81,14 @@ def weight_normalised(
     linear and convolutional layer.
 
     The norms of the directions v are kept constant. Otherwise they would grow, and the angle of a
-    step would shrink. The model is changed in place.
+    step would shrink. The model is changed in place. A head that is tied to an embedding before it
+    is left alone.
     """
     _check_model(model, "Weight normalisation")
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     _reparametrise(model, kinds, {name for name, _ in model.named_parameters()})
-    named = list(model.named_parameters())
-    directions = [(name, p) for name, p in named if name.endswith(DIRECTION)]
-    rest = [(name, p) for name, p in named if not name.endswith(DIRECTION)]
+    directions = _directions(model, "linear or convolutional layer")
+    rest = [(name, p) for name, p in model.named_parameters() if not name.endswith(DIRECTION)]
     groups = [{"params": directions, "controlled": True}, {"params": rest, "controlled": False}]
     return AdamWN(groups, lr, betas, ratio=1.0, law="projection", scope="row", **adam)
 
@@ -105,9 +124,9 @@ def muown(
         )
     names = {name for name, _ in hidden(model)[0]["params"]}
     _reparametrise(model, (nn.Linear,), names)
+    directions = _directions(model, "hidden linear layer")
     named = list(model.named_parameters())
     magnitudes = [(name, p) for name, p in named if name.endswith(MAGNITUDE)]
-    directions = [(name, p) for name, p in named if name.endswith(DIRECTION)]
     rest = [(name, p) for name, p in named if not name.endswith((MAGNITUDE, DIRECTION))]
     muon = torch.optim.Muon(
         directions,

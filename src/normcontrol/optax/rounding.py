@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 DROPPED_BITS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float16): 13}
-"""How many of the 23 mantissa bits of float32 each format does not have."""
+"""How many of the 23 mantissa bits of float32 each format does not have. Below 2^-14, fp16 has
+fewer: its numbers are the multiples of 2^-24 there."""
 
 
 def round_to(dtype: Any, theta: jax.Array, count: jax.Array, index: int) -> jax.Array:
@@ -27,7 +28,13 @@ def round_to(dtype: Any, theta: jax.Array, count: jax.Array, index: int) -> jax.
     key = jax.random.fold_in(
         jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count), index
     )
-    bits = jax.lax.bitcast_convert_type(theta, jnp.uint32) + (
-        jax.random.bits(key, theta.shape, jnp.uint32) & dropped
-    )
-    return jax.lax.bitcast_convert_type(bits & ~jnp.uint32(dropped), jnp.float32).astype(dtype)
+    noise = jax.random.bits(key, theta.shape, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(theta, jnp.uint32) + (noise & dropped)
+    rounded = jax.lax.bitcast_convert_type(bits & ~jnp.uint32(dropped), jnp.float32)
+    if dtype == jnp.float16:
+        small = jnp.abs(theta) < 2.0**-14
+        fine = (jnp.where(small, jnp.abs(theta), 0.0) * 2.0**44).astype(jnp.uint32)  # of 2^-44
+        multiple = ((fine + (noise & 0xFFFFF)) >> 20).astype(jnp.float32) * 2.0**-24
+        rounded = jnp.where(small, jnp.copysign(multiple, theta), rounded)
+    # A carry would make a NaN zero.
+    return jnp.where(jnp.isnan(theta), theta, rounded).astype(dtype)

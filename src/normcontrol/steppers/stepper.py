@@ -243,6 +243,9 @@ class PlainStepper(Stepper):
         super().prepare(sets, sharing)
         self.gradient_norm = GradientNorm(sharing)
         self.watched = [s for s in sets if s.mechanisms & USE_UPDATES]
+        self.differentiable = bool(self.optimizer.defaults.get("differentiable", False))
+        if self.differentiable:
+            refuse_starts(sets)
         refuse_split_weights(self.optimizer, sets)
         self.stored.check(sets)
         self.on_gpu = frozenset(s for s in sets if can_be_in_kernels(s))
@@ -250,7 +253,8 @@ class PlainStepper(Stepper):
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
         for s in self.watched:
-            s.before = [local(p.detach()).clone() for p in s.params]
+            with torch.set_grad_enabled(self.differentiable):
+                s.before = [local(p).clone() for p in s.params]
         loss = None
         if self.clip is not None and self.clip.max_norm is not None:
             if closure is not None:  # the gradients that are clipped are those that it computes
@@ -263,7 +267,8 @@ class PlainStepper(Stepper):
             self.stored.warn_of_others(self.sets)
         for s in self.watched:
             if not s.mechanisms.isdisjoint(STEP_LENGTHS):
-                s.resize_update_(self.clock)
+                with torch.set_grad_enabled(self.differentiable):
+                    s.resize_update_(self.clock)
         return stepped if loss is None else loss
 
     def local_norms(self, s: WeightSet) -> Tensor:
@@ -310,6 +315,11 @@ class PlainStepper(Stepper):
     @torch.no_grad()
     def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
         """Multiply the gradients by the factor that clips them."""
+        if self.differentiable:
+            raise ValueError(
+                "max_grad_norm was given, but no derivative is passed through the clipping, which "
+                "differentiable=True asks for. Clip the gradients yourself before the step."
+            )
         params = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
         if not params:
             clip.norm = torch.zeros(())
@@ -322,6 +332,17 @@ class PlainStepper(Stepper):
             )
         factor = clip.factor(self.gradient_norm(params), scaler.grad_scale)
         torch._foreach_mul_([local(p.grad) for p in params], factor.float())
+
+
+def refuse_starts(sets: Sequence[WeightSet]) -> None:
+    """Refuse references that are measured in training, if the step is differentiable."""
+    for s in sets:
+        if s.start is not None:
+            raise ValueError(
+                f"start={s.settings['start']!r} measures the reference in training, and no "
+                "derivative is passed through it, which differentiable=True asks for. Leave out "
+                "start, or give the target itself, such as norm=."
+            )
 
 
 def can_be_in_kernels(s: WeightSet) -> bool:

@@ -1,8 +1,8 @@
 """Averages of weights (EMA, SWA) under norm control.
 
 The average of points on a sphere lies inside it: an averaged model has a smaller norm than the
-models it averages, and so is off the target. ``reproject_`` scales it back to the target. This file
-does not know how the average was computed.
+models it averages, and so is off the target. ``reproject_`` applies the law of the weights to it,
+at rate 1. This file does not know how the average was computed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from torch import Tensor, nn
 from normcontrol.control import NormControl, control_
 from normcontrol.distributed.shards import shards_of
 from normcontrol.groups.sets import WeightSet
-from normcontrol.law import projection
+from normcontrol.law import Integral, upper_bound
 from normcontrol.steppers.stepper import PlainStepper
 
 
 @torch.no_grad()
 def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> None:
-    """Scale an averaged copy of ``model`` so that its norms equal the optimizer's current targets.
+    """Scale an averaged copy of ``model`` to the optimizer's current targets.
+
+    The optimizer's laws decide, at rate 1: a bound scales an average that is beyond it, and no
+    other (``law="integral"`` is an upper bound). Weights whose ``start`` has not come have no
+    target, and are left alone.
 
     ``average`` is any module whose parameters have the order of the model's, such as
     :class:`torch.optim.swa_utils.AveragedModel`.
@@ -58,9 +62,11 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
 
 
 def with_params(s: WeightSet, params: list[Tensor], optimizer: NormControl) -> WeightSet:
-    """Return a copy of a set with other tensors, whose law reaches the target in one step."""
+    """Return a copy of a set with other tensors, whose law goes all the way in one step."""
     other = copy.copy(s)
-    other.params, other.law, other.start = params, projection, None
+    other.params = params
+    if isinstance(s.law, Integral):  # a call would change the multiplier of the training
+        other.law = upper_bound
     other.power_iteration = None  # it follows the weights that are trained
     other.law_on_device = None  # and this one the norms of those
     other.given, other.mechanisms = {**s.given, "rate": 1.0}, set()

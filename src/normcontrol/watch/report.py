@@ -37,6 +37,8 @@ def report(opt: NormControl) -> str:
 def _heading(s: WeightSet) -> str:
     settings = s.settings
     how = f"rate {settings['rate']!r}, law {settings['law']}, {s.order} the step"
+    if settings["cautious"]:  # see WeightSet.scaled
+        how += ", cautious (the norm is that before the scaling)"
     return f"scope {s.scope.name}, {s.kind} {settings[s.kind]!r}, {how}"
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}
-"""How many of float32's 23 mantissa bits the format does not have."""
+"""How many of float32's 23 mantissa bits the format does not have. Below 2^-14, fp16 has fewer: its
+numbers are the multiples of 2^-24 there."""
 
 CHUNK = 1 << 20
 """Elements rounded at a time, so that temporaries stay small compared with the model."""
@@ -51,10 +52,22 @@ def multiply_rounding_(
             index = index.view(piece.shape)
         else:
             index = _outer_sum([positions[0].narrow(0, i * rows, piece.size(0)), *positions[1:]])
-        bits = (piece.float() * part).view(torch.int32)
-        bits = (bits + (_hash(index + seed) & dropped)) & ~dropped
-        piece.copy_(bits.view(torch.float32))
+        product, noise = piece.float() * part, _hash(index + seed)
+        bits = (product.view(torch.int32) + (noise & dropped)) & ~dropped
+        rounded = bits.view(torch.float32)
+        if weight.dtype == torch.float16:
+            rounded = _round_below_normal(product, rounded, noise)
+        piece.copy_(torch.where(product.isnan(), product, rounded))  # a carry would make it zero
         done += piece.numel()
+
+
+def _round_below_normal(product: Tensor, rounded: Tensor, noise: Tensor) -> Tensor:
+    """Return ``rounded``, with the products below fp16's normal numbers rounded to multiples of
+    2^-24 instead, which fp16 has there."""
+    small = product.abs() < 2.0**-14
+    fine = (torch.where(small, product.abs(), 0.0) * 2.0**44).to(torch.int32)  # of 2^-44
+    multiple = ((fine + (noise & 0xFFFFF)) >> 20).float() * 2.0**-24
+    return torch.where(small, torch.copysign(multiple, product), rounded)
 
 
 def _multiply_in_one_launch_(weight: Tensor, factor: Tensor, seed: Tensor) -> bool:

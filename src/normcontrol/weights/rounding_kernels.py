@@ -31,9 +31,16 @@ def seed_of(step_ptr, index, salt):
 @triton.jit
 def round_at_random(x, offsets, seed, DROPPED: tl.constexpr):
     """Round float32 at random to the format that lacks its last DROPPED bits."""
-    noise = hash_bits(offsets.to(tl.uint32) + seed) & ((1 << DROPPED) - 1)
-    bits = x.to(tl.uint32, bitcast=True) + noise
-    return (bits & (0xFFFFFFFF ^ ((1 << DROPPED) - 1))).to(tl.float32, bitcast=True)
+    noise = hash_bits(offsets.to(tl.uint32) + seed)
+    bits = x.to(tl.uint32, bitcast=True) + (noise & ((1 << DROPPED) - 1))
+    rounded = (bits & (0xFFFFFFFF ^ ((1 << DROPPED) - 1))).to(tl.float32, bitcast=True)
+    if DROPPED == 13:  # fp16: its numbers below 2^-14 are the multiples of 2^-24
+        small = tl.abs(x) < 0.00006103515625
+        fine = (tl.where(small, tl.abs(x), 0.0) * 17592186044416.0).to(tl.int32)  # of 2^-44
+        multiple = ((fine + (noise & 0xFFFFF).to(tl.int32)) >> 20).to(tl.float32)
+        multiple = multiple * 5.9604644775390625e-08
+        rounded = tl.where(small, tl.where(x < 0, -multiple, multiple), rounded)
+    return tl.where(x == x, rounded, x)  # a carry would make a NaN zero
 
 
 @triton.jit
