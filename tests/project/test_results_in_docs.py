@@ -330,15 +330,29 @@ def test_what_causes_shows_is_what_its_claims_say(page, monkeypatch):
         assert made.claims(made.CAUSES) in whole
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/make_results.py", "docs/search.md", "docs/faq.md"]
-)
+@pytest.mark.parametrize("page", ["docs/make_results.py", "docs/search.md", "docs/faq.md"])
 def test_what_follow_shows_is_what_its_claims_say(page):
     for name, says in (("level", "is level with AdamW"), ("path", "has a lower validation loss")):
         outcome, numbers = claim("follow-tiny", says)
         assert outcome == "supported", f"{page} has to say what is shown"
         if name == "level" or page == "docs/search.md":
             assert differences(numbers)[0] in read(page)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/make_results.py", "docs/search.md"])
+def test_what_shape_and_walk_show_is_what_their_claims_say(page):
+    text = read(page)
+    outcome, numbers = claim("walk-tiny", "has a lower validation loss than AdamW.")
+    assert outcome == "not shown", f"{page} has to say what is shown"
+    assert differences(numbers)[0] in text
+    if page != "README.md":
+        for says, expected in (
+            ("is level with AdamW", "supported"),
+            ("than AdamWN, at once", "supported"),
+        ):
+            outcome, numbers = claim("shape-tiny", says)
+            assert outcome == expected
+            assert differences(numbers)[0].lstrip("-") in text
 
 
 @pytest.mark.parametrize("page", ["docs/make_results.py", "docs/choosing.md"])
