@@ -7,7 +7,7 @@ does not know how weights are measured and multiplied (``steppers``), or grouped
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, overload
 
 import torch
@@ -34,6 +34,7 @@ from normcontrol.wrapper import Wrapper, not_compiled, not_compiled_before
 BUILT = {"sets", "_before", "_after", "stepper", "sharing", "_layout", "_has_shards"}
 BUILT |= set(Scaler._fields)
 """Attributes of a controller that are built again, not pickled."""
+DTYPE = attrgetter("dtype")
 
 
 def control_(s: WeightSet, stepper: Stepper, skip: Tensor | None = None) -> tuple[Any, Any]:
@@ -340,16 +341,16 @@ class NormControl(Wrapper):
     def _has_changed(self) -> bool:
         """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen, of
         another dtype; and groups that were replaced."""
-        params, looks, seen = [], [], self._layout
+        params, looks, controls, seen = [], [], [], self._layout
         for group in self.optimizer.param_groups:
             params += group["params"]
             looks.append(len(params))
+            controls.append(group.get("control"))
         for p in params:
-            looks += (p.numel() if p.requires_grad else -1, p.dtype)
-        if looks != seen.looks or not all(map(is_, params, seen.params)):
-            return True
-        pairs = zip(self.optimizer.param_groups, seen.groups, strict=True)
-        return any(group.get("control") is not old.control for group, old in pairs)
+            looks.append(p.numel() if p.requires_grad else -1)
+        looks += map(DTYPE, params)
+        is_same = looks == seen.looks and all(map(is_, params, seen.params))
+        return not is_same or not all(map(is_, controls, seen.controls))
 
     @not_compiled
     def _rebuild(self) -> None:

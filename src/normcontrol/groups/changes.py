@@ -11,7 +11,7 @@ had reached. The reference of any other new tensor is its norm now.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +33,10 @@ class Layout(NamedTuple):
 
     params: list[Tensor]
     looks: list[Any]
-    """Where each group ends in ``params``; then of every tensor the size, -1 if it is frozen, and
-    the dtype."""
+    """Where each group ends in ``params``; then the size of every tensor, -1 if it is frozen; then
+    the dtypes."""
+    controls: list[Any]
+    """The controller's entries of all groups."""
     groups: list[GroupLayout]
 
 
@@ -51,16 +53,12 @@ class GroupLayout(NamedTuple):
     """The number of reference norms of each of them."""
 
 
-def look_of(p: Tensor) -> tuple[int, torch.dtype]:
-    """Return what of a tensor may change without another tensor in its place."""
-    return p.numel() if p.requires_grad else -1, p.dtype
-
-
 def layout_of(groups: Sequence[Group]) -> Layout:
     """Return the tensors of the groups as they are now."""
     params = [p for group in groups for p in group["params"]]
     ends = list(accumulate(len(group["params"]) for group in groups))
-    looks = [*ends, *chain.from_iterable(map(look_of, params))]
+    looks = [*ends, *(p.numel() if p.requires_grad else -1 for p in params)]
+    looks += [p.dtype for p in params]
     found = [
         GroupLayout(
             group[CONTROL],
@@ -70,7 +68,7 @@ def layout_of(groups: Sequence[Group]) -> Layout:
         )
         for group, members in zip(groups, members_of(groups), strict=True)
     ]
-    return Layout(params, looks, found)
+    return Layout(params, looks, [group[CONTROL] for group in groups], found)
 
 
 def checked_settings(

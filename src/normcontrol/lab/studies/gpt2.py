@@ -16,7 +16,7 @@ from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.settled import ADAMC, ADAMW
 from normcontrol.lab.studies.tuning import seeded
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import Claim, lower
+from normcontrol.lab.study.claims import lower_loss
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config, preset
 
@@ -93,15 +93,6 @@ def cells(scale: str, done: Results) -> list[Cell]:
     ]
 
 
-def _lower(name: str, arm: str, than: str) -> Claim:
-    return Claim(
-        name,
-        f"{arm} has a lower validation loss than {than}.",
-        f"the 95 % interval of the paired difference, {arm} minus {than}, lies above zero",
-        lower(arm, than),
-    )
-
-
 STUDY = Study(
     "gpt2",
     cells,
@@ -109,8 +100,8 @@ STUDY = Study(
     "a gain of 0.8.",
     ADAMW,
     (
-        _lower("the paper's target", PAPERS, ADAMW),
-        _lower("gain", GAIN, ADAMW),
-        _lower("lower than AdamC", PAPERS, ADAMC),
+        lower_loss("the paper's target", PAPERS, ADAMW),
+        lower_loss("gain", GAIN, ADAMW),
+        lower_loss("lower than AdamC", PAPERS, ADAMC),
     ),
 )

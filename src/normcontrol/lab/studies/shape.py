@@ -17,7 +17,7 @@ from normcontrol.lab.studies.follow import CHOSEN
 from normcontrol.lab.studies.search import trial
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import Claim, level, lower
+from normcontrol.lab.study.claims import Claim, level, lower_loss
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.optimizers import lr_at
@@ -78,15 +78,6 @@ def beside(scale: str, seed: int, paths: Mapping[str, Path]) -> list[Cell]:
     return found
 
 
-def is_lower(name: str, arm: str, than: str) -> Claim:
-    return Claim(
-        name,
-        f"{arm} has a lower validation loss than {than}.",
-        f"the 95 % interval of the paired difference, {arm} minus {than}, lies above zero",
-        lower(arm, than),
-    )
-
-
 STUDY = Study(
     "shape",
     cells,
@@ -100,7 +91,7 @@ STUDY = Study(
             f"the interval of {WALK} minus {ADAMW} lies beyond {MARGIN:g} on one side",
             level(WALK, ADAMW, MARGIN),
         ),
-        is_lower("walk", WALK, STRAIGHT),
-        is_lower("straight", STRAIGHT, AT_ONCE),
+        lower_loss("walk", WALK, STRAIGHT),
+        lower_loss("straight", STRAIGHT, AT_ONCE),
     ),
 )

@@ -7,8 +7,9 @@ was planned. This study tests that one claim. The plan is in docs/search.md.
 from __future__ import annotations
 
 from normcontrol.lab.studies.settled import ADAMW
-from normcontrol.lab.studies.shape import WALK, beside, is_lower, walk
+from normcontrol.lab.studies.shape import WALK, beside, walk
 from normcontrol.lab.study.cells import Cell, Study
+from normcontrol.lab.study.claims import lower_loss
 from normcontrol.lab.study.records import Results
 
 ARMS = (ADAMW, WALK)
@@ -28,5 +29,5 @@ STUDY = Study(
     cells,
     "AdamW, and AdamWN whose norm grows to AdamW's as a random walk, with forty new seeds.",
     ADAMW,
-    (is_lower("lower", WALK, ADAMW),),
+    (lower_loss("lower", WALK, ADAMW),),
 )

@@ -107,6 +107,16 @@ def lower(arm: str, than: str, same: str | None = None) -> Callable[[Evidence], 
     return rule
 
 
+def lower_loss(name: str, arm: str, than: str) -> Claim:
+    """The claim that an arm has a lower loss than another, by the rule :func:`lower`."""
+    return Claim(
+        name,
+        f"{arm} has a lower validation loss than {than}.",
+        f"the 95 % interval of the paired difference, {arm} minus {than}, lies above zero",
+        lower(arm, than),
+    )
+
+
 def level(
     arm: str, than: str, margin: float, same: str | None = None
 ) -> Callable[[Evidence], Finding]:
