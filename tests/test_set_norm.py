@@ -136,6 +136,13 @@ def test_groups_stay_as_they_are():
     assert groups == [{"params": [weight], "weight_decay": 0.1, "lr": 1e-3}]
 
 
+def test_the_tensors_of_a_group_are_still_there_if_they_were_an_iterator():
+    model = nn.Linear(4, 4)
+    groups = [{"params": model.named_parameters()}]
+    set_norm_(groups, norm=1.0)
+    assert [name for name, _ in groups[0]["params"]] == ["weight", "bias"]
+
+
 def test_groups_that_decay_are_those_that_are_set():
     weight, bias = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.ones(4, 4))
     groups = [{"params": [weight], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}]

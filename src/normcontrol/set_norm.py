@@ -6,7 +6,7 @@ It is one call of the controller's four lines, with a law that goes to the targe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -102,6 +102,10 @@ def own_groups(groups: list[Group]) -> list[Group]:
     """
     found = []
     for group, mark in zip(groups, marks_of_decay(groups), strict=True):
+        if isinstance(
+            group["params"], Iterator
+        ):  # it can be read once, and the caller needs it too
+            group["params"] = list(group["params"])
         control = {name: group[CONTROL][name] for name in SHARES} if CONTROL in group else {}
         own = {name: group[name] for name in (*LISTS, *SHARES, *TARGETS) if name in group}
         found.append(({} if mark == "matrices" else {"controlled": mark}) | own | control)
