@@ -1,18 +1,24 @@
-"""Code that several benchmarks share: the shapes of a GPT, a text table, and the JSON file with the
-results, the command and the machine. It may not know what is measured.
+"""Code that several benchmarks share: the shapes of a GPT, gradients, a text table, and the JSON
+file with the results, the command and the machine. It may not know what is measured.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
+SHIFT = 4096
+"""By how many elements two sets of gradients are shifted against each other."""
 
 
 def gpt_shapes(width: int, layers: int, vocabulary: int) -> list[tuple[int, ...]]:
@@ -23,6 +29,26 @@ def gpt_shapes(width: int, layers: int, vocabulary: int) -> list[tuple[int, ...]
     vectors = [(d,), (d,), (3 * d,), (d,), (d,), (d,), (4 * d,), (d,)]
     blocks = [shape for _ in range(layers) for shape in (*matrices, *vectors)]
     return [(vocabulary, d), (1024, d), *blocks, (d,), (d,)]
+
+
+def gradients(shapes: Sequence[tuple[int, ...]], sets: int, **options: Any) -> list[list[Tensor]]:
+    """Sets of gradients, to be taken in turn: noise, other noise in each set.
+
+    All sets are views of one long tensor, each from another offset on, so that many of them need
+    little memory. With a few sets Adam's update repeats itself every few steps, and so does the
+    change of the norm, as in no training. With 64 of them a gradient is forgotten when it returns.
+    """
+    torch.manual_seed(1)
+    sizes = [math.prod(shape) for shape in shapes]
+    *firsts, end = accumulate((-(-size // 64) * 64 for size in sizes), initial=0)  # aligned
+    noise = torch.randn(end + SHIFT * sets, **options) * 1e-3
+    return [
+        [
+            noise[shift + first : shift + first + size].view(shape)
+            for first, size, shape in zip(firsts, sizes, shapes, strict=True)
+        ]
+        for shift in range(0, SHIFT * sets, SHIFT)
+    ]
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:

@@ -3,10 +3,12 @@ peak memory.
 
 Each optimizer has its own weights, and both have the same gradients and the same implementation.
 They step in turn in one process, so that other programs slow both down, and medians are compared.
-The gradients are other tensors at every step, four sets in turn. Run it with ``make bench``.
+The gradients are other noise at every step: one is forgotten when it returns, 64 steps later.
+Run it with ``make bench``.
 
 The fused step of a large model multiplies the weights by a guessed factor in the decay of AdamW,
-and corrects wrong guesses; ``corrected`` is the fraction of steps that did so. In the row "fused,
+and corrects wrong guesses; ``corrected`` is the fraction of the timed steps that did so. They begin
+when control has settled: before that more guesses are wrong, see ``guesses.py``. In the row "fused,
 no guess holds" every guess counts as wrong, and each step needs another pass over the weights.
 """
 
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import gpt_shapes, text_table, write
+from common import gpt_shapes, gradients, text_table, write
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -32,7 +34,7 @@ from normcontrol.weights.passes import measure
 BYTES_ADAM = 28  # per fp32 weight: weight, m and v are read and written, the gradient is read
 # The norm reads the weight. Another pass, to correct the factor, reads and writes it.
 BYTES_CONTROL = {"fused": 4, "fused, rate 0.01": 4, "fused, no guess holds": 12}
-GRADIENTS, WARM_UP = 4, 12
+SETS, WARM_UP = 64, 64
 LR = 3e-4
 
 Shapes = list[tuple[int, ...]]
@@ -99,23 +101,19 @@ def make_weights(shapes: Shapes) -> list[Tensor]:
     return [torch.nn.Parameter(torch.randn(shape) * 0.02) for shape in shapes]
 
 
-def make_gradients(shapes: Shapes) -> list[list[Tensor]]:
-    return [[torch.randn(shape) * 1e-3 for shape in shapes] for _ in range(GRADIENTS)]
-
-
 class Steps:
     """Steps of one optimizer, with other gradients at every step."""
 
     def __init__(
-        self, make: Make, shapes: Shapes, gradients: list[list[Tensor]], compiled: bool = False
+        self, make: Make, shapes: Shapes, sets: list[list[Tensor]], compiled: bool = False
     ) -> None:
-        self.weights, self.gradients, self.done = make_weights(shapes), gradients, 0
+        self.weights, self.sets, self.done = make_weights(shapes), sets, 0
         self.opt = make(self.weights)
         self.step: Any = torch.compile(self.opt.step) if compiled else self.opt.step
 
     def __call__(self) -> float:
         """Make a step; return its time without that of setting the gradients."""
-        for w, g in zip(self.weights, self.gradients[self.done % GRADIENTS], strict=True):
+        for w, g in zip(self.weights, self.sets[self.done % SETS], strict=True):
             w.grad = g
         self.done += 1
         start = time.perf_counter()
@@ -166,18 +164,18 @@ def _status(field: str) -> int:
 
 def compare(case: str, shapes: Shapes, implementation: str, repeats: int) -> dict[str, Any]:
     """Time an optimizer without and with control, and the norm and the scaling alone."""
-    gradients = make_gradients(shapes)
+    sets = gradients(shapes, SETS)
     compiled = implementation == "compiled"
     torch.compiler.reset()  # or it compiles for any shapes after the second case
     makes = IMPLEMENTATIONS[implementation]
-    plain, ours = (Steps(make, shapes, gradients, compiled) for make in makes)
+    plain, ours = (Steps(make, shapes, sets, compiled) for make in makes)
     folded.TOLERANCE = -1.0 if implementation.endswith("no guess holds") else 2.0**-23
     controlled, one = [w for w in ours.weights if w.dim() >= 2], torch.tensor(1.0)
     stepper: Any = ours.opt.stepper  # type: ignore[attr-defined]
-    multiply, corrected = stepper.multiply_local_, []
+    multiply, corrected = stepper.multiply_local_, set()
 
     def counted(*arguments: Any) -> None:
-        corrected.append(None)
+        corrected.add(ours.done)
         multiply(*arguments)
 
     if not compiled:
@@ -206,7 +204,9 @@ def compare(case: str, shapes: Shapes, implementation: str, repeats: int) -> dic
         "scale_alone_ms": 1e3 * medians[3],
         "ratio": medians[1] / medians[0],
         "ratio_of_minima": min(times[1]) / min(times[0]),
-        "corrected": len(corrected) / ours.done if getattr(stepper, "folded", 0) else None,
+        "corrected": sum(step > WARM_UP for step in corrected) / (ours.done - WARM_UP)
+        if getattr(stepper, "folded", 0)
+        else None,
         "plain_peak_extra_bytes": peaks[0],
         "controlled_peak_extra_bytes": peaks[1],
         "repeats": repeats,

@@ -6,8 +6,12 @@
 The first is at the paper's rate, the second at the default one, where fewer guesses are right.
 
 Every row is a ratio of medians over interleaved rounds. The gradients differ at every step, as in
-training: four sets in turn, which become ``p.grad`` within the time of both contenders (``swap``
-says how long that takes). With constant gradients every guess of a scale would be right.
+training, and become ``p.grad`` within the time of both contenders (``swap`` says how long that
+takes). With constant gradients every guess of a scale would be right; with a few sets in turn the
+norm would change in a cycle, as in no training. So large models have 64 sets. Where launches are
+the limit there are four, because training finds most gradients at addresses of earlier ones. Before
+they are timed the optimizers step until control has settled: while a target starts to move, more
+guesses are wrong. ``benchmarks/guesses.py`` counts them in a training run.
 
 Beside the ratio stands a limit: the time that the bytes alone need at the speed of a copy. Adam
 moves 28 bytes per float32 weight (reads p, g, m, v; writes p, m, v), SGD with momentum 20. AdamWN
@@ -36,9 +40,8 @@ from typing import Any
 
 import torch
 import triton
-from common import gpt_shapes
-from step_gpu_misses import misses
-from step_gpu_profile import profile
+from common import gpt_shapes, gradients
+from step_gpu_profile import kernels, profile
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
@@ -48,6 +51,7 @@ from normcontrol.steppers import tables
 RATIO = linear(1.0, 2.0, steps=2500)
 CONTROL: dict[str, Any] = {"ratio": RATIO, "rate": 0.01}
 SPECTRAL = {"size": "spectral", "scope": "tensor"}
+LAUNCH_BOUND = ("1M", "10M", "1,000 x 1,000")
 Shapes = list[tuple[int, ...]]
 Params = list[nn.Parameter]
 Step = Callable[[], Any]
@@ -196,9 +200,11 @@ def parameters(shapes: Shapes, dtype: torch.dtype) -> Params:
     return [nn.Parameter(torch.randn(s, device="cuda", dtype=dtype) * 0.02) for s in shapes]
 
 
-def gradients(shapes: Shapes, dtype: torch.dtype) -> list[list[Tensor]]:
-    torch.manual_seed(1)
-    return [[torch.randn(s, device="cuda", dtype=dtype) * 1e-3 for s in shapes] for _ in range(4)]
+def gradients_for(case: Case) -> list[list[Tensor]]:
+    """The gradients of a case: see above for how many sets there are."""
+    shapes = MODELS[case.model]
+    sets = 4 if case.model in LAUNCH_BOUND else 64
+    return gradients(shapes, sets, device="cuda", dtype=case.dtype)
 
 
 def fresh(params: Params, sets: Iterator[list[Tensor]]) -> None:
@@ -207,26 +213,37 @@ def fresh(params: Params, sets: Iterator[list[Tensor]]) -> None:
         p.grad = grad
 
 
-def trained(make: Callable[[Params], Step], case: Case, grads: list[list[Tensor]]) -> Step:
-    """A step with new gradients, of parameters of its own."""
-    params, sets = parameters(MODELS[case.model], case.dtype), cycle(grads)
-    fresh(params, sets)
-    step = make(params)
+class Trained:
+    """Steps with new gradients, of parameters of its own."""
 
-    def trained_step() -> None:
-        fresh(params, sets)
-        step()
+    def __init__(self, make: Callable[[Params], Step], case: Case, grads: list[list[Tensor]]):
+        self.params, self.sets = parameters(MODELS[case.model], case.dtype), cycle(grads)
+        fresh(self.params, self.sets)
+        self.step = make(self.params)
 
-    return trained_step
+    def __call__(self) -> None:
+        fresh(self.params, self.sets)
+        self.step()
+
+    def second_passes(self, steps: int = 128) -> float | None:
+        """The fraction of steps that had to correct a guess; None if nothing is guessed."""
+        optimizer = getattr(self.step, "__self__", None)
+        plan = getattr(getattr(optimizer, "stepper", None), "plan", None)
+        if plan is None or not all(s in plan.slots and s.order == "after" for s in optimizer.sets):
+            return None
+        needed = []
+        for _ in range(steps):
+            self()
+            needed.append(plan.needed.clone())
+        return torch.stack(needed).float().mean().item()
 
 
 def interleaved(
-    steps: dict[str, Step], rounds: int, inner: int, warm_up: int = 100
+    steps: dict[str, Step], rounds: int, inner: int, warm_up: int = 300
 ) -> dict[str, list[float]]:
     """Milliseconds per step of each function in every round. The rounds are taken in turn, so that
     a change of the GPU's speed affects all of them."""
     for step in steps.values():
-        # More steps than a warm-up needs: while a target starts to move, guesses are often wrong.
         for _ in range(warm_up):
             step()
     torch.cuda.synchronize()
@@ -246,12 +263,12 @@ def interleaved(
 def measure(case: Case, bandwidth: float) -> dict[str, Any]:
     """Time a case and its peer in turn, each with its own parameters and the same gradients."""
     shapes = MODELS[case.model]
-    grads = gradients(shapes, case.dtype)
+    grads = gradients_for(case)
     params, sets = parameters(shapes, case.dtype), cycle(grads)
-    steps = {"swap": lambda: fresh(params, sets)}
-    steps["peer"], steps["ours"] = (trained(make, case, grads) for make in (case.peer, case.make))
+    peer, contender = (Trained(make, case, grads) for make in (case.peer, case.make))
+    steps = {"swap": lambda: fresh(params, sets), "peer": peer, "ours": contender}
     is_large = case.model == "XL"
-    times = interleaved(steps, *((11, 8, 40) if is_large else (11, 40)))
+    times = interleaved(steps, 11, 8 if is_large else 40)
     ms = {name: statistics.median(of_rounds) for name, of_rounds in times.items()}
     ratios = [a / b for a, b in zip(times["ours"], times["peer"], strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -265,6 +282,7 @@ def measure(case: Case, bandwidth: float) -> dict[str, Any]:
     return {
         "ratio": round(ms["ours"] / ms["peer"], 4),
         "spread": round(high - low, 4),
+        "second_passes": contender.second_passes(),
         "goal": case.goal,
         "limit": limit and round(limit / ms["peer"], 4),
         "ms": round(ms["ours"], 4),
@@ -306,8 +324,8 @@ def extra_memory(shapes: Shapes) -> int:
 def tune() -> None:
     """Time the kernels with several block sizes, warps and blocks per chunk."""
     case = CASES[0]
-    grads = gradients(MODELS[case.model], case.dtype)
-    base = statistics.median(interleaved({"": trained(case.peer, case, grads)}, 10, 10)[""])
+    grads = gradients_for(case)
+    base = statistics.median(interleaved({"": Trained(case.peer, case, grads)}, 10, 10)[""])
     print(f"AdamW fused {base:.3f} ms")
     for block, warps, blocks in [
         (b, w, c) for b in (512, 1024, 2048, 4096) for w in (4, 8) for c in (1, 2, 4, 8, 16)
@@ -315,7 +333,7 @@ def tune() -> None:
         if block * blocks > 32768 or block // (32 * warps) > 16:
             continue
         tables.BLOCK, tables.WARPS, tables.BLOCKS_A_CHUNK = block, warps, blocks
-        steps = {order: trained(ours(order=order), case, grads) for order in ("before", "after")}
+        steps = {order: Trained(ours(order=order), case, grads) for order in ("before", "after")}
         got = {name: statistics.median(t) for name, t in interleaved(steps, 7, 10).items()}
         print(
             f"block {block:5} warps {warps} blocks {blocks:3}: "
@@ -327,7 +345,7 @@ def tune() -> None:
 def measure_cases(bandwidth: float, only: str) -> dict[str, Any]:
     """Measure and print the cases whose model and name contain a text."""
     rows: dict[str, Any] = {}
-    print(f"{'':46}{'ratio':>7}{'spread':>8}{'goal':>6}{'limit':>7}{'ms':>9}{'peer':>9}")
+    print(f"{'':46}{'ratio':>7}{'spread':>8}{'2nd':>6}{'goal':>6}{'limit':>7}{'ms':>9}{'peer':>9}")
     for case in CASES:
         title = f"{case.model}: {case.name}"
         if only not in title:
@@ -340,9 +358,10 @@ def measure_cases(bandwidth: float, only: str) -> dict[str, Any]:
             continue
         finally:
             torch.cuda.empty_cache()
+        second = "" if row["second_passes"] is None else f"{row['second_passes']:.0%}"
         goal, limit = (f"{x:.2f}" if x else "" for x in (row["goal"], row["limit"]))
         print(
-            f"{title:46}{row['ratio']:7.3f}{row['spread']:8.3f}{goal:>6}{limit:>7}"
+            f"{title:46}{row['ratio']:7.3f}{row['spread']:8.3f}{second:>6}{goal:>6}{limit:>7}"
             f"{row['ms']:9.4f}{row['peer_ms']:9.4f}",
             flush=True,
         )
@@ -357,8 +376,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.01, help="of cases that name none")
     parser.add_argument("--only", metavar="TEXT", default="", help="cases whose title has this")
     parser.add_argument("--tune", action="store_true", help="try several shapes of blocks")
-    parser.add_argument("--misses", action="store_true", help="count wrong guesses in a training")
     parser.add_argument("--profile", action="store_true", help="profile Python in small steps")
+    parser.add_argument("--kernels", metavar="TEXT", help="the time of every kernel of such cases")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("This benchmark needs a CUDA device.")
@@ -366,19 +385,20 @@ def main() -> None:
     CONTROL["rate"] = args.rate
     if args.tune:
         return tune()
-    if args.misses:
-        misses()
-        return None
     if args.profile:
         optimizers = {
             "AdamWN": ours(),
             "NormControl(AdamW(fused=True))": around(adam_fused),
         }
-        grads = gradients(MODELS["1M"], torch.float32)
+        case = next(case for case in CASES if case.model == "1M")
         for name, make in optimizers.items():
-            params, sets = parameters(MODELS["1M"], torch.float32), cycle(grads)
-            fresh(params, sets)
-            profile(name, make(params), partial(fresh, params, sets))
+            t = Trained(make, case, gradients_for(case))
+            profile(name, t.step, partial(fresh, t.params, t.sets))
+        return None
+    if args.kernels:
+        for case in CASES:
+            if args.kernels in f"{case.model}: {case.name}":
+                kernels(case.name, Trained(case.make, case, gradients_for(case)))
         return None
 
     machine = {

@@ -398,6 +398,14 @@ def test_the_cpu_step_times_of_the_docs_are_those_of_the_file():
         assert line in text
 
 
+def test_the_misses_of_the_docs_are_those_of_the_file():
+    text, rows = read("docs/performance.md"), json.loads(read("results/guesses.json"))["results"]
+    for ours, line in zip(rows[::2], rows[1::2], strict=True):
+        assert [ours["guess"], line["guess"]] == ["1 - rate of the change", "straight line"]
+        missed = [f"{row['first third']}, {row['rest']}" for row in (ours, line)]
+        assert f"| {ours['lr']} | {ours['rate']} | {missed[0]} | {missed[1]} |" in text
+
+
 def test_the_gpu_step_times_of_the_docs_are_those_of_the_files():
     files = ("results/step_gpu.json", "results/step_gpu_rate_0.1.json")
     paper, default = (json.loads(read(file))["cases"] for file in files)

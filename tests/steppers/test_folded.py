@@ -85,17 +85,32 @@ def test_one_step_follows_the_norm_law():
     assert params[0].detach().double().norm().item() == pytest.approx(moved.norm.item(), rel=3e-7)
 
 
-def test_a_second_pass_is_needed_only_if_the_norm_jumps(monkeypatch):
-    params, opt = steady()
-    for _ in range(6):
-        opt.step()
-    passes = []
+@pytest.fixture
+def passes(monkeypatch):
+    """A list with an entry for every second pass."""
+    made = []
     plain = PlainStepper.multiply_local_
     monkeypatch.setattr(
         PlainStepper,
         "multiply_local_",
-        lambda self, s, scale: (passes.append(1), plain(self, s, scale)),
+        lambda self, s, scale: (made.append(1), plain(self, s, scale)),
     )
+    return made
+
+
+def test_no_second_pass_is_needed_while_a_norm_settles(passes):
+    _, opt = steady(lr=1e-8)
+    opt.param_groups[0]["control"].update(ratio=1.001, rate=0.3)
+    for _ in range(10):
+        opt.step()
+    assert passes == [1, 1]  # until there are two scales to guess from
+
+
+def test_a_second_pass_is_needed_only_if_the_norm_jumps(passes):
+    params, opt = steady()
+    for _ in range(6):
+        opt.step()
+    passes.clear()
     for _ in range(5):
         opt.step()
     assert passes == []

@@ -26,6 +26,7 @@ from processes import run as run_processes
 from torch import nn
 
 from normcontrol import AdamWN, linear
+from normcontrol.law import proportional
 from normcontrol.steppers.tables import KEPT, Launch
 
 pytest.importorskip("triton")
@@ -217,6 +218,19 @@ def test_order_after_corrects_the_weights_only_if_its_guess_missed():
             ]
             assert all(m.item() == pytest.approx(1.005, abs=2e-4) for m in moved)
     assert needed[3:] == [0, 0, 0, 1, 1]
+
+
+@here
+@pytest.mark.parametrize("law", ["proportional", lambda norm, *goal: proportional(norm, *goal)])
+def test_no_second_pass_is_needed_while_a_norm_settles(law):
+    params = tensors([100, 700])
+    opt = kernels(params, ratio=1.0005, rate=0.3, law=law)
+    opt.param_groups[0]["lr"] = 1e-8
+    needed = []
+    for _ in range(6):
+        run(opt, params, range(1, 2))
+        needed.append(opt.stepper.plan.needed.item())
+    assert needed == [1, 1, 0, 0, 0, 0]  # the guess needs two scales
 
 
 @here

@@ -13,8 +13,8 @@ from torch.optim.optimizer import (
 
 from normcontrol import AdamWN, NormControl
 from normcontrol.groups.sets import usable
-from normcontrol.law import Integral
-from normcontrol.steppers.stepper import next_scale
+from normcontrol.law import Integral, proportional
+from normcontrol.steppers.stepper import TOLERANCE, next_scale
 
 
 @pytest.fixture
@@ -86,9 +86,25 @@ def test_a_step_that_was_put_in_place_of_the_optimizers_own_is_called():
     assert calls == [None]
 
 
+def scales_that_settle(rate: float, target: float = 1.0, norm: float = 1.001) -> list[float]:
+    """The scales of three steps towards a target, where the optimizer leaves the norm alone."""
+    scales = []
+    for _ in range(3):
+        scales.append(proportional(norm, target, rate))
+        norm *= scales[-1]
+    return scales
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.9])
+def test_the_guess_holds_while_a_norm_settles_and_a_straight_line_does_not(rate):
+    first, second, third = scales_that_settle(rate)
+    assert abs(third / next_scale(second, first, rate) - 1) < TOLERANCE
+    assert abs(third / next_scale(second, first, 0.0) - 1) > TOLERANCE
+
+
 def test_a_guess_far_from_one_is_not_made():
-    assert next_scale(0.5, 0.75) == next_scale(0.25, 0.5) == next_scale(1.5, 1.0) == 1.0
-    assert next_scale(0.75, 0.875) == 0.625
+    assert next_scale(0.5, 0.75, 0.0) == next_scale(1.5, 1.0, 0.0) == 1.0
+    assert next_scale(0.75, 0.875, 0.0) == 0.625
 
 
 def test_weights_stay_as_they_are_where_the_norm_or_the_scale_is_not_finite():

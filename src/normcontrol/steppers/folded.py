@@ -3,7 +3,7 @@
 ``s (p - lr u)`` equals ``s p - (s lr) u``: AdamW with the learning rate ``s lr`` and the decay that
 multiplies by ``s``. With ``order="after"`` the factor s is known only after the step, so the step
 is made with a guess. Only the pass that measures remains beside Adam's own. This file knows nothing
-about targets, rates or laws.
+about targets and laws.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class FoldedStepper(PlainStepper):
             missed = wanted / folded.factor
             if abs(missed - 1) > TOLERANCE:
                 self.multiply_local_(s, missed)
-            folded.last, folded.guess = wanted, in_float32(next_scale(wanted, folded.last))
+            guess = next_scale(wanted, folded.last, float(s.goal[1]))
+            folded.last, folded.guess = wanted, in_float32(guess)
 
     def hand_over(self) -> None:
         for s, folded in self.__dict__.get("folded", {}).items():

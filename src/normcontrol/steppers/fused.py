@@ -307,7 +307,7 @@ class Plan:
         """Multiply a set: in the Adam pass that follows, or by correcting the guess of the last."""
         slots = self.slots[s]
         if s.law_on_device is None:
-            slots.choice.take(scale, self.found_inf)
+            slots.choice.take(scale, self.found_inf, s.goal[1])
         if s.settings["order"] == "after":
             with self.parts.on_device:
                 for passes in reversed(slots.passes):

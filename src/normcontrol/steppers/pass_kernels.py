@@ -113,8 +113,8 @@ def settle(
     """Choose the factors of ``n`` parts, by the LAW from their norms, or as ``scales`` has them.
 
     If the weights were written with a GUESSED factor, the next pass corrects what it missed by more
-    than ``tolerance``, and the factors of the next step are guessed from the last two. JOINT parts
-    have one norm, target and scale.
+    than ``tolerance``, and the factors of the next step are guessed from the last two and the rate.
+    JOINT parts have one norm, target and scale.
     """
     skip = tl.load(found_inf) if HAS_INF else 0.0
     squares = tl.zeros((BLOCK,), tl.float64)
@@ -143,7 +143,7 @@ def settle(
             factor = tl.load(factors + slot, inside, other=1.0)
             last = tl.load(lasts + slot, inside, other=1.0)
             missed = asked / factor.to(tl.float64)
-            following = guess(asked, last).to(tl.float32)
+            following = guess(asked, last, tl.load(rate)).to(tl.float32)
             if HAS_INF:  # nothing was written: the guess stays as it is
                 missed, asked = tl.where(skip == 0, missed, 1.0), tl.where(skip == 0, asked, last)
                 following = tl.where(skip == 0, following, factor)

@@ -169,15 +169,16 @@ class Choice:
             launch(scale, target, rate, self.parts.norms if skip is None else skip)
         return scale
 
-    def take(self, scale: Any, skip: Tensor | None = None) -> None:
-        """Choose these factors, which another law computed."""
+    def take(self, scale: Any, skip: Tensor | None = None, rate: Any = 0.0) -> None:
+        """Choose these factors, which were computed elsewhere; the rate serves the next guess."""
         norms = self.parts.norms
+        _, rate = self.parts.goal(norms, rate)
         scale = torch.as_tensor(scale, dtype=norms.dtype, device=norms.device).contiguous()
         if scale.data_ptr() % 16:  # the kernel relies on it
             scale = scale.clone()
         with self.parts.on_device:
             launch = self.launches[False, skip is not None]
-            launch(scale, norms, norms, norms if skip is None else skip)
+            launch(scale, norms, rate, norms if skip is None else skip)
 
 
 def is_dense(p: Tensor) -> bool:

@@ -39,15 +39,17 @@ TOLERANCE = 2.0**-23
 float32. The norm is measured at every step, so the error does not accumulate."""
 
 
-def next_scale(scale, last):  # type: ignore[no-untyped-def]
+def next_scale(scale, last, rate):  # type: ignore[no-untyped-def]
     """Guess the next scale from the last two; 1 if that would be outside (0.5, 2).
 
-    It works on floats, and a Triton kernel compiles it: hence a sum in place of a condition.
+    A step covers the fraction ``rate`` of the distance to the target, so if the optimizer and the
+    schedule go on as they did, the scale changes by 1 - rate of its last change. It works on
+    floats, and a Triton kernel compiles it: hence a sum in place of a condition.
 
-    >>> next_scale(0.998, 0.999)
-    0.997
+    >>> next_scale(0.998, 0.996, 0.5)
+    0.999
     """
-    guess = 2.0 * scale - last
+    guess = scale + (1.0 - rate) * (scale - last)
     return 1.0 + ((guess > 0.5) & (guess < 2.0)) * (guess - 1.0)
 
 
