@@ -28,16 +28,14 @@ their records. `normcontrol report results/STUDY` makes a page for one study, wi
 
 **In three sentences.**
 
-- **Shown:** the norm is the one that you set, at any learning rate, while the loss depends on the model and on the target: on a GPT of 45 M
-  weights AdamWN ended 0.013 ± 0.009 below AdamW ([12 new seeds](settle.md#what-the-confirmation-showed)), and on one of 0.17 M, with a
-  target that rises and that was tuned with everything else, [0.012 ± 0.009 above AdamW](search.md) in 600 steps, level with it within 0.01
-  in 1,800 and [0.013 ± 0.010 above](longer.md#nine-times-the-steps-the-study-longest) in 5,400.
-- **Not shown:** that control itself lowers the loss, because on the GPT of 0.17 M weights AdamWN whose target is AdamW's final norm
-  [ends at AdamW's loss](search.md#the-random-walk-once-more-the-study-walk) (-0.0000 ± 0.0016, 40 seeds), and AdamW with a decay recorded from AdamWN
-  [at AdamWN's](settle.md#why-the-study-causes) (-0.0001 ± 0.0022, 20 seeds).
-- **What it would take:** the paper's model and length, where it has 2.884 against 2.902 for GPT-2 124M, which is about 24 hours a run there
-  at 572,000 tokens a second on an H200, and of which we have [one seed on 200 M tokens](settle.md#what-one-seed-of-gpt2-shows): AdamWN
-  ended 0.0255 and 0.0420 below an AdamW that was not tuned.
+- **Shown:** the norm is the one that you set, at any learning rate, and the loss depends on the model: with both tuned and started alike,
+  AdamWN ends [below AdamW at 45 M weights](settle.md#what-the-confirmation-showed), and at 0.17 M
+  [above it](search.md#a-target-that-rises-the-study-rise) or [level with it](longer.md#once-more-with-longer-warm-ups-the-study-growth).
+- **Not shown:** that control itself lowers the loss, because at 0.17 M weights AdamWN whose target is AdamW's final norm
+  [ends at AdamW's loss](search.md#the-random-walk-once-more-the-study-walk), and AdamW with a decay recorded from AdamWN
+  [at AdamWN's](settle.md#why-the-study-causes).
+- **What it would take:** the paper's Figure 3, GPT-2 124M at 2.884 against 2.902, which is about 24 hours a run there at 572,000 tokens a
+  second on an H200, and of which we have [one seed on 200 M tokens](settle.md#what-one-seed-of-gpt2-shows), with no arm tuned.
 
 AdamWN and AdamW in the studies since `settle`, without `horizon`, which `growth` repeated. The arms of a study share their start: a gain of
 0.8, or in `gpt2` GPT-2's own. Below zero AdamWN is lower. A claim that is tested together with others needs more than an interval without
