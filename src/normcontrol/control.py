@@ -276,8 +276,13 @@ class NormControl(Wrapper):
 
     @norm_group.setter
     def norm_group(self, group: Any) -> None:
-        self._norm_group, self._norm_group_lost = group, False
-        self._build()
+        before, self._norm_group = self._norm_group, group
+        try:
+            self._build()
+        except Exception:
+            self._norm_group = before
+            raise
+        self._norm_group_lost = False
 
     def _catch_up(self) -> None:
         """Take over what has changed since the last step, where that needs no other rank."""
@@ -305,10 +310,15 @@ class NormControl(Wrapper):
 
     @not_compiled
     def _build(self, seen: list[Any] | None = None) -> None:
-        """Sort the controlled weights into sets, and prepare the stepper for them."""
+        """Sort the controlled weights into sets, and prepare the stepper for them.
+
+        What can be refused is refused before anything is stored: a user may go on after an error.
+        """
         self._hand_over()
-        self.sharing = self._find_sharing()
-        self.sets = weight_sets(self.param_groups, self.sharing)
+        sharing = self._find_sharing()
+        sets = weight_sets(self.param_groups, sharing)
+        self.stepper.check(sets)
+        self.sharing, self.sets = sharing, sets
         self._before = [s for s in self.sets if s.order == "before"]
         self._after = [s for s in self.sets if s.order == "after"]
         self._has_shards = any(s.shards is not None for s in self.sets)

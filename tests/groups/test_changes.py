@@ -284,3 +284,24 @@ def test_weights_of_another_dtype_are_controlled_as_before():
     step(opt, 60)
     assert opt.norms()["global"].ratio.item() == pytest.approx(1.2 - 0.2 * 0.99**61, rel=1e-3)
     assert model.weight.dtype == torch.bfloat16
+
+
+def refused_group(opt):
+    opt.add_param_group({"params": [weights(4, 4, seed=1)], "start": 3, "scope": "group"})
+
+
+def refused_edit(opt):
+    opt.param_groups[0]["control"]["start"] = 3
+    opt.step()
+
+
+@pytest.mark.parametrize("refused", [refused_group, refused_edit])
+def test_what_the_stepper_refuses_changes_nothing(refused):
+    p = weights(3, 3)
+    opt = AdamWN([p], ratio=1.5, rate=1.0, differentiable=True)
+    p.grad = torch.zeros(3, 3)
+    with pytest.raises(ValueError, match="differentiable"):
+        refused(opt)
+    (s,) = opt.sets
+    assert s.params == [p]
+    assert s.start is None
