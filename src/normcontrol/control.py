@@ -349,18 +349,21 @@ class NormControl(Wrapper):
         return now != [*self._seen[index].values()] or not self._given_as.isdisjoint(group)
 
     def _has_changed(self) -> bool:
-        """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen, of
+        """Notice tensors that were changed by hand: replaced, added, removed, reshaped, frozen, of
         another dtype; and groups that were replaced."""
-        params, looks, controls, seen = [], [], [], self._layout
+        params: list[Tensor] = []
+        looks: list[Any] = []
+        dicts: list[Any] = []
+        seen = self._layout
         for group in self.optimizer.param_groups:
             params += group["params"]
             looks.append(len(params))
-            controls.append(group.get("control"))
+            dicts += group, group.get("control")
         for p in params:
-            looks.append(p.numel() if p.requires_grad else -1)
+            looks.append(p.shape if p.requires_grad else None)
         looks += map(DTYPE, params)
         is_same = looks == seen.looks and all(map(is_, params, seen.params))
-        return not is_same or not all(map(is_, controls, seen.controls))
+        return not is_same or not all(map(is_, dicts, seen.dicts))
 
     @not_compiled
     def _rebuild(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from small import total_norm
 from torch import nn
 
-from normcontrol import AdamWN, NormControl, linear
+from normcontrol import AdamWN, NormControl, linear, lr_times
 
 
 def weights(*shape, seed=0):
@@ -77,6 +77,24 @@ def test_a_tensor_that_was_resized_in_place_keeps_its_ratio():
     start = total_norm([p])
     step(opt, 2)
     assert total_norm([p]) == pytest.approx(start, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (1, 24), (3, 2, 4)])
+def test_a_tensor_that_was_reshaped_in_place_has_the_parts_of_its_new_shape(shape):
+    p = weights(6, 4)
+    opt = controlled(p, scope="row")
+    p.data = p.data.reshape(shape)
+    before = p.detach().flatten(1).norm(dim=1)
+    step(opt)
+    torch.testing.assert_close(p.detach().flatten(1).norm(dim=1), before)
+
+
+def test_a_tensor_that_was_reshaped_in_place_has_the_gain_of_its_new_shape():
+    p = weights(6, 4)
+    opt = controlled(p, ratio=None, gain=0.5)
+    p.data = p.data.reshape(4, 6)
+    step(opt)
+    assert norms(opt) == pytest.approx([0.5 * 4**0.5], rel=1e-6)
 
 
 def test_a_resized_tensor_has_the_rms_of_its_new_size():
@@ -178,6 +196,66 @@ def test_a_group_whose_dict_was_replaced_keeps_its_reference():
     opt.param_groups[0] = dict(opt.param_groups[0])
     step(opt)
     assert norms(opt) == pytest.approx([1.5 * total_norm([weights(3, 3)])], rel=1e-6)
+
+
+def test_a_group_whose_dict_was_replaced_is_read_at_the_next_step():
+    p = weights(3, 3)
+    opt = controlled(p, ratio=0.0, rate=lr_times(1.0))
+    opt.param_groups[0] = {**opt.param_groups[0], "lr": 0.5}
+    before = total_norm([p])
+    step(opt)
+    assert norms(opt) == pytest.approx([0.5 * before], rel=1e-6)
+    opt.param_groups[0]["params"][0] = grown(p)  # the former dict is not waited for
+    step(opt)
+    assert norms(opt) == pytest.approx([0.5 * total_norm([grown(p)])], rel=1e-6)
+
+
+def the_settings(entry):
+    return {}
+
+
+def all_of_it(entry):
+    return entry
+
+
+@pytest.mark.parametrize("times", [0, 1])
+@pytest.mark.parametrize("copied", [the_settings, all_of_it])
+@pytest.mark.parametrize(("edit", "norm"), [({"ratio": 2.0}, None), ({"norm": 7.0}, 7.0)])
+def test_a_plain_dict_in_place_of_the_entry_is_an_edit(times, copied, edit, norm):
+    """The reference norms stay, and settings that the dict does not have."""
+    opt = NormControl(torch.optim.SGD([weights(4, 4)], lr=0.1), ratio=3.0, rate=1.0)
+    step(opt, times)
+    entry = opt.param_groups[0]["control"]
+    opt.param_groups[0]["control"] = {**copied(entry), **edit}
+    step(opt)
+    assert norms(opt) == pytest.approx([norm or 2 * total_norm([weights(4, 4)])], rel=1e-6)
+    assert opt.param_groups[0]["control"] is entry
+    assert int(opt.clock.step) == times + 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "error"), [({"scope": "tensor"}, "scope"), ({"rate": 5.0}, "rate"), ({"r": 1}, "'r'")]
+)
+@pytest.mark.parametrize("copied", [the_settings, all_of_it])
+def test_a_plain_dict_in_place_of_the_entry_is_checked(copied, edit, error):
+    opt = controlled(weights(4, 4), scope="global")
+    before = norms(opt)
+    opt.param_groups[0]["control"] = {**copied(opt.param_groups[0]["control"]), **edit}
+    for _ in range(2):
+        with pytest.raises((ValueError, KeyError), match=error):
+            step(opt)
+    assert norms(opt) == before
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_an_entry_that_is_no_dict_is_refused(times):
+    with pytest.raises(TypeError, match=r"The group's 'control' is False, but it is a dict of"):
+        AdamWN([{"params": [weights(3, 3)], "control": False}])
+    opt = AdamWN([weights(3, 3)])
+    step(opt, times)
+    opt.param_groups[0]["control"] = False
+    with pytest.raises(TypeError, match=r"give it controlled=False"):
+        step(opt)
 
 
 def test_a_checkpoint_between_the_change_and_the_step_has_the_new_references():

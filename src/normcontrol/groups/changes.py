@@ -23,8 +23,21 @@ from normcontrol.groups.build import measure_references, reference_norms
 from normcontrol.groups.members import CONTROL, Members, members_of
 from normcontrol.groups.moments import check_moments
 from normcontrol.groups.sets import WeightSet
-from normcontrol.groups.settings import FIXED, STATE_NAMES, Group, Settings, setting_names
-from normcontrol.groups.state import ControlState, change_settings, settings_of, state_of
+from normcontrol.groups.settings import (
+    FIXED,
+    STATE_NAMES,
+    Group,
+    Settings,
+    entry_of,
+    setting_names,
+)
+from normcontrol.groups.state import (
+    ControlState,
+    change_settings,
+    restored,
+    settings_of,
+    state_of,
+)
 from normcontrol.scope import parse_scope
 
 
@@ -33,10 +46,10 @@ class Layout(NamedTuple):
 
     params: list[Tensor]
     looks: list[Any]
-    """Where each group ends in ``params``; then the size of every tensor, -1 if it is frozen; then
-    the dtypes."""
-    controls: list[Any]
-    """The controller's entries of all groups."""
+    """Where each group ends in ``params``; then the shape of every tensor, None if it is frozen;
+    then the dtypes."""
+    dicts: list[Any]
+    """All groups, each followed by the controller's entry in it."""
     groups: list[GroupLayout]
 
 
@@ -47,8 +60,8 @@ class GroupLayout(NamedTuple):
     """The controller's entry of the group."""
     places: list[Tensor]
     """The tensors, by place."""
-    sizes: list[tuple[int, int]]
-    """The controlled tensors by their ids, and their sizes."""
+    sizes: list[Any]
+    """The controlled tensors by their ids, and their sizes, or shapes if these tell the parts."""
     counts: list[int]
     """The number of reference norms of each of them."""
 
@@ -57,18 +70,19 @@ def layout_of(groups: Sequence[Group]) -> Layout:
     """Return the tensors of the groups as they are now."""
     params = [p for group in groups for p in group["params"]]
     ends = list(accumulate(len(group["params"]) for group in groups))
-    looks = [*ends, *(p.numel() if p.requires_grad else -1 for p in params)]
+    looks: list[Any] = [*ends, *(p.shape if p.requires_grad else None for p in params)]
     looks += [p.dtype for p in params]
     found = [
         GroupLayout(
             group[CONTROL],
             list(group["params"]),
-            _sizes(members),
+            _sizes(group, members),
             parse_scope(state_of(group)["scope"]).sizes(members.params),
         )
         for group, members in zip(groups, members_of(groups), strict=True)
     ]
-    return Layout(params, looks, [group[CONTROL] for group in groups], found)
+    dicts = [x for group in groups for x in (group, group[CONTROL])]
+    return Layout(params, looks, dicts, found)
 
 
 def checked_settings(
@@ -99,22 +113,36 @@ def loaded_step(groups: Sequence[Group], layout: Layout) -> Tensor | None:
     """Return the number of steps in groups that were loaded by the wrapped optimizer itself.
 
     Its ``load_state_dict`` puts new groups in place of the old ones. Their entries are copies of
-    the controller's, if it saved them. None if nothing was loaded.
+    the controller's, or plain dicts if the controller saved them. None if nothing was loaded.
     """
     known = {id(old.control) for old in layout.groups}
     step = None
     for index, (group, old) in enumerate(zip(groups, layout.groups, strict=False)):
-        control = group.get(CONTROL)
-        if isinstance(control, ControlState) and id(control) not in known:
-            step = control.step
-        elif control is None and list(map(id, group["params"])) == list(map(id, old.places)):
+        control = entry_of(group)
+        is_same = list(map(id, group["params"])) == list(map(id, old.places))
+        if isinstance(control, ControlState):
+            step = step if id(control) in known else control.step
+        elif CONTROL not in group and is_same:
             raise ValueError(
                 f"Group {index} of the wrapped optimizer was replaced by one without the settings "
                 "of norm control, as its load_state_dict does with a state that was saved without "
                 "them. Load the state into this optimizer instead, or construct it again after "
                 "loading."
             )
+        elif is_same:
+            group[CONTROL] = _refilled(index, group, old.control)
+            step = group[CONTROL].step if "step" in control else step
     return step
+
+
+def _refilled(index: int, group: Group, entry: ControlState) -> ControlState:
+    """Return the entry that a group had before it was given a plain dict in its place, with what
+    the dict has: settings, which are then checked as edited ones, and perhaps a state."""
+    content = given = group[CONTROL]
+    if "reference" in given:  # a copy of an entry, or from a saved state
+        content = restored(index, group, {CONTROL: entry})[CONTROL]
+    entry.update({name: content[name] for name in given})
+    return entry
 
 
 def new_groups(groups: Sequence[Group]) -> list[int]:
@@ -125,7 +153,7 @@ def new_groups(groups: Sequence[Group]) -> list[int]:
     known: list[Any] = []
     found = []
     for index, group in enumerate(groups):
-        control = group.get(CONTROL, {})
+        control = entry_of(group)
         if not isinstance(control, ControlState) or any(control is other for other in known):
             group[CONTROL] = {k: v for k, v in control.items() if k not in STATE_NAMES}
             found.append(index)
@@ -155,7 +183,7 @@ def carry_over_references(
     ratios = reached_ratios(sets)
     for group, members in zip(groups, members_of(groups), strict=True):
         for old in before.groups:
-            if old.control is group[CONTROL] and old.sizes != _sizes(members):
+            if old.control is group[CONTROL] and old.sizes != _sizes(group, members):
                 _check_memory(group)
                 measured = reference_norms(group, members, sharing)
                 state_of(group)["reference"] = _carried_over(group, members, old, measured, ratios)
@@ -175,7 +203,7 @@ def _carried_over(
     }
     references = []
     counts = parse_scope(state_of(group)["scope"]).sizes(members.params)
-    for key, norms in zip(_sizes(members), measured.split(counts), strict=True):
+    for key, norms in zip(_sizes(group, members), measured.split(counts), strict=True):
         place = replaced.get(key[0], key[0])  # its own, if the tensor was resized
         if key in kept:
             references.append(kept[key])
@@ -199,8 +227,9 @@ def reached_ratios(sets: Sequence[WeightSet]) -> dict[int, Tensor]:
     return found
 
 
-def _sizes(members: Members) -> list[tuple[int, int]]:
-    return [(id(p), p.numel()) for p in members.params]
+def _sizes(group: Group, members: Members) -> list[Any]:
+    by_shape = parse_scope(state_of(group)["scope"]).axes is not None
+    return [(id(p), p.shape if by_shape else p.numel()) for p in members.params]
 
 
 def _check_memory(group: Group) -> None:

@@ -114,13 +114,24 @@ def with_defaults(given: Settings) -> dict[str, Any]:
     return settings
 
 
+def entry_of(group: Group) -> Settings:
+    """Return what a group has under ``"control"``, an empty dict if nothing."""
+    entry = group.get(CONTROL, {})
+    if not isinstance(entry, Mapping):
+        raise TypeError(
+            f"The group's {CONTROL!r} is {entry!r}, but it is a dict of settings, such as "
+            "{'rate': 0.5}. To leave the group alone, give it controlled=False."
+        )
+    return entry
+
+
 def given_settings(group: Group, theirs: Collection[str]) -> dict[str, Any]:
     """Return the settings that a group gives itself.
 
     They are its keys with our names that are not ``theirs``, the wrapped optimizer's, and what the
     group has under ``"control"``.
     """
-    own = dict(group.get(CONTROL, ()))
+    own = dict(entry_of(group))
     unknown = [name for name in own if name not in (*setting_names(), *STATE_NAMES)]
     if unknown:
         raise ValueError(
