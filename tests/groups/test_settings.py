@@ -346,6 +346,7 @@ def test_tensors_without_elements_are_ignored(scope):
             {"scope": (0, 0)},
             r"scope=\(0, 0\) names an axis twice for group0\.tensor0, which has shape \(1, 2\)\. Give",
         ),
+        ({"scope": (True,)}, r"scope=\(True,\) is not known: give one of 'global'"),
         ({"scope": (0, -2)}, r"scope=\(0, -2\) names an axis twice"),
         *(
             ({"law": f"band({low})"}, rf"law='band\({low}\)' is not known: .*LOW is a fraction")
