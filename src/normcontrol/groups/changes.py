@@ -64,6 +64,8 @@ class GroupLayout(NamedTuple):
     """The controlled tensors by their ids, and their sizes, or shapes if these tell the parts."""
     counts: list[int]
     """The number of reference norms of each of them."""
+    trained: list[int]
+    """The ids of those that are not frozen."""
 
 
 def layout_of(groups: Sequence[Group]) -> Layout:
@@ -78,6 +80,7 @@ def layout_of(groups: Sequence[Group]) -> Layout:
             list(group["params"]),
             _sizes(group, members),
             parse_scope(state_of(group)["scope"]).sizes(members.params),
+            _trained(members),
         )
         for group, members in zip(groups, members_of(groups), strict=True)
     ]
@@ -183,6 +186,8 @@ def carry_over_references(
     ratios = reached_ratios(sets)
     for group, members in zip(groups, members_of(groups), strict=True):
         for old in before.groups:
+            if old.control is group[CONTROL] and old.trained != _trained(members):
+                group[CONTROL].pop("vectors", None)  # they follow the matrices that were trained
             if old.control is group[CONTROL] and old.sizes != _sizes(group, members):
                 _check_memory(group)
                 measured = reference_norms(group, members, sharing)
@@ -230,6 +235,10 @@ def reached_ratios(sets: Sequence[WeightSet]) -> dict[int, Tensor]:
 def _sizes(group: Group, members: Members) -> list[Any]:
     by_shape = parse_scope(state_of(group)["scope"]).axes is not None
     return [(id(p), p.shape if by_shape else p.numel()) for p in members.params]
+
+
+def _trained(members: Members) -> list[int]:
+    return [id(p) for p in members.params if p.requires_grad]
 
 
 def _check_memory(group: Group) -> None:
