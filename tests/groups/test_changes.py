@@ -24,11 +24,11 @@ def step(opt, times=1):
         opt.step()
 
 
-def controlled(*params, **settings):
+def controlled(*params, times=1, **settings):
     """A controller of weights whose optimizer never moves them, after its first step."""
     given = {"ratio": 1.5, "rate": 1.0, "scope": "tensor", **settings}
     opt = NormControl(torch.optim.SGD(list(params), lr=0.1), **given)
-    step(opt)
+    step(opt, times)
     return opt
 
 
@@ -333,20 +333,33 @@ def test_a_compiled_step_notices_a_replaced_tensor():
     assert total_norm([new]) == pytest.approx(start, rel=1e-6)
 
 
+@pytest.mark.parametrize("times", [0, 1])
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "dtype", "message"),
     [
-        ({"scope": "row"}, "needs a tensor with axes"),
-        ({"scope": "global", "ratio": None, "gain": 1.0}, "it has no inputs"),
+        ({"scope": "row"}, None, "needs a tensor with axes"),
+        ({"scope": "col"}, None, "needs a tensor with axes"),
+        ({"scope": "global", "ratio": None, "gain": 1.0}, None, "it has no inputs"),
+        ({"scope": "tensor", "size": "spectral"}, None, r"group0.tensor1 has shape \(4,\)"),
+        ({"cautious": True}, torch.complex64, "group0.tensor1 is complex"),
+        ({"cautious": True}, torch.bfloat16, "but group0.tensor1 is torch.bfloat16. Keep"),
+        ({"relative_step": 0.1}, torch.bfloat16, "but group0.tensor1 is torch.bfloat16. Keep"),
     ],
 )
-def test_a_tensor_added_before_the_first_step_must_suit_the_settings(settings, message):
-    first = weights(4, 3)
-    opt = NormControl(
-        torch.optim.SGD([first], lr=0.1), **{"ratio": 1.5, "controlled": True, **settings}
-    )
-    opt.param_groups[0]["params"].append(weights(4))
-    with pytest.raises(ValueError, match=message):
+def test_a_tensor_that_is_added_must_suit_the_settings(settings, dtype, message, times):
+    opt = controlled(weights(4, 3), **{"controlled": True, **settings}, times=times)
+    opt.param_groups[0]["params"].append(nn.Parameter(weights(4).detach().to(dtype)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            step(opt)
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_weights_of_another_dtype_must_suit_the_settings(times):
+    model = nn.Linear(4, 4, bias=False)
+    opt = controlled(*model.parameters(), relative_step=0.1, times=times)
+    model.bfloat16()
+    with pytest.raises(ValueError, match=r"but group0.tensor0 is torch.bfloat16. Keep the weights"):
         step(opt)
 
 

@@ -126,12 +126,13 @@ def test_weights_whose_norm_becomes_zero_stay_zero():
     assert p.tolist() == [[0.0, 0.0]]
 
 
-def test_decay_and_control_of_the_same_weights_is_refused():
+@pytest.mark.parametrize("decay", [0.1, torch.tensor(0.1, dtype=torch.float64)])
+def test_decay_and_control_of_the_same_weights_is_refused(decay):
     sentence = r"Group 0 is under norm control and SGD still decays it with weight_decay=0\.1: the two would pull .*Set weight_decay=0"
     with pytest.raises(ValueError, match=sentence):
-        NormControl(torch.optim.SGD([Parameter(W.clone())], lr=0.1, weight_decay=0.1))
+        NormControl(torch.optim.SGD([Parameter(W.clone())], lr=0.1, weight_decay=decay))
     opt = sgd()
-    opt.param_groups[0]["weight_decay"] = 0.1
+    opt.param_groups[0]["weight_decay"] = decay
     with pytest.raises(ValueError, match=sentence):
         opt.step()
 
