@@ -366,6 +366,7 @@ class NormControl(Wrapper):
         return not is_same or not all(map(is_, dicts, seen.dicts))
 
     @not_compiled
+    @torch.inference_mode(False)  # it may be called to read norms, but steps write its tensors
     def _rebuild(self) -> None:
         step = changes.loaded_step(self.param_groups, self._layout)
         if step is not None:

@@ -377,6 +377,15 @@ def test_weights_of_another_dtype_are_controlled_as_before():
     assert model.weight.dtype == torch.bfloat16
 
 
+def test_norms_may_be_read_in_inference_mode_after_a_change():
+    opt = controlled(weights(3, 3), scope="group", start=5)
+    opt.param_groups[0]["params"].append(weights(4, 4, seed=1))
+    with torch.inference_mode():
+        opt.norms()
+    step(opt, 5)
+    assert int(opt.clock.step) == 6
+
+
 def refused_group(opt):
     opt.add_param_group({"params": [weights(4, 4, seed=1)], "start": 3, "scope": "group"})
 

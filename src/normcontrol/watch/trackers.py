@@ -133,8 +133,9 @@ def controller(optimizer: Any) -> NormControl:
         inner = getattr(inner, "optimizer", None)
     if found is None:
         raise TypeError(
-            f"{type(optimizer).__name__} controls no norms, so there are none to log. Give an "
-            "AdamWN or a NormControl. To record the norms of another optimizer, use NormTrace."
+            f"{type(optimizer).__name__} controls no norms, so there are none to log and no "
+            "targets. Give an AdamWN or a NormControl. To record the norms of another optimizer, "
+            "use NormTrace."
         )
     return found
 
