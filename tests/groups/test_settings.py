@@ -106,6 +106,9 @@ def test_a_ratio_to_an_initial_norm_of_zero_is_refused(scope, where):
     ):
         AdamWN(named, scope=scope)
     AdamWN(named, scope=scope, rms=0.02)
+    zero.mul_(torch.nan)
+    with pytest.raises(ValueError, match="empty has an initial norm of NaN"):
+        AdamWN(named, scope=scope)
     AdamWN([{"params": named[:1]}, {"params": named[1:], "controlled": False}], scope=scope)
 
 

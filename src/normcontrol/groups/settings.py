@@ -308,8 +308,9 @@ def check_references(
         zeros = int((~(parts > 0)).sum())
         if zeros:
             where = f" in {zeros} of its {len(parts)} parts" if len(parts) > 1 else ""
+            what = "NaN" if bool(parts.isnan().any()) else "zero"
             raise ValueError(
-                f"{name} has an initial norm of zero{where}, so it has no ratio to it in "
+                f"{name} has an initial norm of {what}{where}, so it has no ratio to it in "
                 f"scope={scope.name!r}. Give it an absolute target (norm=, rms= or gain=), or "
                 "leave it out with controlled=False."
             )
