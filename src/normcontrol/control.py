@@ -368,7 +368,8 @@ class NormControl(Wrapper):
     @not_compiled
     @torch.inference_mode(False)  # it may be called to read norms, but steps write its tensors
     def _rebuild(self) -> None:
-        step = changes.loaded_step(self.param_groups, self._layout)
+        self._hand_over()
+        step = changes.loaded_step(self.optimizer, self._layout)
         if step is not None:
             self._turns = Turns()
             self._go_on_from(step)

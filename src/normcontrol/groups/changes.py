@@ -28,7 +28,9 @@ from normcontrol.groups.settings import (
     STATE_NAMES,
     Group,
     Settings,
+    check_group,
     entry_of,
+    normalise,
     setting_names,
 )
 from normcontrol.groups.state import (
@@ -112,7 +114,7 @@ def take_over_edits(
     return [settings_of(group, setting_names()) for group in groups]
 
 
-def loaded_step(groups: Sequence[Group], layout: Layout) -> Tensor | None:
+def loaded_step(optimizer: Optimizer, layout: Layout) -> Tensor | None:
     """Return the number of steps in groups that were loaded by the wrapped optimizer itself.
 
     Its ``load_state_dict`` puts new groups in place of the old ones. Their entries are copies of
@@ -120,32 +122,37 @@ def loaded_step(groups: Sequence[Group], layout: Layout) -> Tensor | None:
     """
     known = {id(old.control) for old in layout.groups}
     step = None
-    for index, (group, old) in enumerate(zip(groups, layout.groups, strict=False)):
+    for index, (group, old) in enumerate(zip(optimizer.param_groups, layout.groups, strict=False)):
         control = entry_of(group)
         is_same = list(map(id, group["params"])) == list(map(id, old.places))
-        if isinstance(control, ControlState):
-            step = step if id(control) in known else control.step
-        elif CONTROL not in group and is_same:
+        if CONTROL not in group and is_same:
             raise ValueError(
                 f"Group {index} of the wrapped optimizer was replaced by one without the settings "
                 "of norm control, as its load_state_dict does with a state that was saved without "
                 "them. Load the state into this optimizer instead, or construct it again after "
                 "loading."
             )
-        elif is_same:
-            group[CONTROL] = _refilled(index, group, old.control)
-            step = group[CONTROL].step if "step" in control else step
+        if is_same and not isinstance(control, ControlState):
+            control = group[CONTROL] = _read(index, group, old.control, optimizer)
+        if isinstance(control, ControlState) and id(control) not in known:
+            step = control.step
     return step
 
 
-def _refilled(index: int, group: Group, entry: ControlState) -> ControlState:
-    """Return the entry that a group had before it was given a plain dict in its place, with what
-    the dict has: settings, which are then checked as edited ones, and perhaps a state."""
-    content = given = group[CONTROL]
-    if "reference" in given:  # a copy of an entry, or from a saved state
-        content = restored(index, group, {CONTROL: entry})[CONTROL]
-    entry.update({name: content[name] for name in given})
-    return entry
+def _read(index: int, group: Group, entry: ControlState, optimizer: Optimizer) -> ControlState:
+    """Return the entry of a group that has a plain dict in its place.
+
+    The dict has settings for the entry, which are then checked as edited ones; or it was saved by
+    the controller, with a state.
+    """
+    given = group[CONTROL]
+    if "reference" not in given or given.get("step") is entry.step:  # or it is a copy of the entry
+        entry.update({name: x for name, x in given.items() if name not in STATE_NAMES})
+        return entry
+    loaded = restored(index, group, {CONTROL: entry})
+    normalise(settings_of(loaded, setting_names()))
+    check_group(index, loaded, optimizer)
+    return state_of(loaded)
 
 
 def new_groups(groups: Sequence[Group]) -> list[int]:
