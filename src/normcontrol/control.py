@@ -251,6 +251,8 @@ class NormControl(Wrapper):
     def pack(self) -> dict[str, Any]:
         """Return the optimizer's state and groups, with the controller's entry: plain data."""
         self._catch_up()
+        with unchanged_on_error(self.param_groups):  # edits are saved as they will be used
+            changes.take_over_edits(self.optimizer, self._layout, self._seen, self._fresh)
         self._hand_over()
         return saved_state(super().pack())
 
