@@ -160,6 +160,15 @@ def test_a_tensor_that_is_removed_takes_its_reference_along():
     assert len(opt.norms()) == 2
 
 
+def test_a_tensor_has_no_name_after_another_one_was_removed():
+    """The list of names is as long as before, so they would be those of other tensors."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    opt = AdamWN(model.named_parameters(), scope="tensor")
+    assert [*opt.norms()] == ["0.weight", "1.weight"]
+    del opt.param_groups[0]["params"][0]
+    assert [*opt.norms()] == ["group0.tensor1"]
+
+
 def test_a_group_that_is_appended_by_hand_is_controlled():
     opt = controlled(weights(3, 3))
     group = {**opt.param_groups[0], "params": [weights(4, 4, seed=1)]}

@@ -133,8 +133,10 @@ def refuse_flat_shards(groups: Sequence[Mapping[str, Any]], members: Sequence[Me
 def name_of(group: Mapping[str, Any], index: int, j: int) -> str:
     """Return the name of a group's tensor, as the model or its position gives it."""
     names = group.get("param_names") or ()
-    # A tensor that was added to the list by hand has no name.
-    return names[j] if j < len(names) else f"group{index}.tensor{j}"
+    # A tensor that was added to the list by hand has no name. If some were removed, the names are
+    # those of other tensors.
+    is_named = j < len(names) <= len(group["params"])
+    return names[j] if is_named else f"group{index}.tensor{j}"
 
 
 def marks_of_decay(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
