@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import torch
 from small import SmallModel, loss_at
 
@@ -153,6 +154,7 @@ class Case:
         """One step; whatever it draws at random depends on the number of the step alone."""
         torch.manual_seed(t)
         random.seed(t)
+        np.random.seed(t)  # Kron of pytorch_optimizer draws from it
 
         def closure():
             optimizer.zero_grad()

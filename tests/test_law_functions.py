@@ -81,6 +81,7 @@ def test_a_law_can_be_replaced_by_a_function_between_steps():
     [
         (lambda norm, target, rate: 1.0, "returned 1.0 for two norms: a law is a function"),
         (lambda norm, target, rate: norm.sum(), r"returned shape \(\) for two norms"),
+        (lambda n, target, rate: target / n * torch.ones(1), r"shape \(1,\) for a single norm: a"),
         (3, "law=3 is not known: give one of 'proportional'"),
         ("sideways", "or a function of"),
     ],

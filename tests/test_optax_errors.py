@@ -82,6 +82,28 @@ class TestErrors:
         ):
             tx.update([params, params], tx.init(params), params)
 
+    @pytest.mark.parametrize("shape", [(3, 2), (1, 3)])
+    def test_updates_of_another_shape(self, shape):
+        """One of them could be broadcast to the weights."""
+        tx, params = control_norm(), {"kernel": jnp.ones((2, 3))}
+        sentence = rf"An update has the shape \({shape[0]}, {shape[1]}\), but .* shape \(2, 3\)\."
+        with pytest.raises(ValueError, match=sentence):
+            tx.update({"kernel": jnp.ones(shape)}, tx.init(params), params)
+
+    @pytest.mark.parametrize(
+        ("law", "found"), [(lambda n, t, r: 1.0, "1.0"), (lambda n, t, r: t[:1] / n[:1], "shape")]
+    )
+    def test_a_law_that_returns_no_scale_for_every_norm(self, law, found):
+        with pytest.raises(
+            ValueError, match=rf"returned {found}.* for norms of shape \(2,\): a law"
+        ):
+            control_norm(law=law)
+
+    def test_a_mask_that_selects_whole_numbers_alone(self):
+        counter = {"counter": jnp.ones((2, 2), jnp.int32)}
+        with pytest.raises(ValueError, match="the mask selects none"):
+            control_norm(mask={"counter": True}).init(counter)
+
     def test_a_state_of_other_params(self):
         params = {"kernel": jnp.ones((2, 2))}
         with pytest.raises(
@@ -104,6 +126,8 @@ class TestErrors:
         ):
             control_norm(scope=scope).init({"kernel": jnp.zeros((2, 2))})
         control_norm(scope=scope, norm=1.0).init({"kernel": jnp.zeros((2, 2))})
+        with pytest.raises(ValueError, match=f"{which} an initial norm of NaN"):
+            control_norm(scope=scope).init({"kernel": jnp.full((2, 2), jnp.nan)})
 
     def test_a_scope_with_axes_that_the_array_does_not_have(self):
         with pytest.raises(

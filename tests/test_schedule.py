@@ -150,6 +150,9 @@ def test_a_plot_without_matplotlib_is_an_error_with_advice(monkeypatch):
         (lambda: trace([]), "it needs at least one value, a step for each value"),
         (lambda: trace([1.0, 2.0], steps=[3]), "trace got 2 values at 1 steps"),
         (lambda: trace([1.0, 2.0], steps=[3, 3]), "and steps that increase"),
+        (lambda: piecewise((0, 1.0), (math.nan, 2.0)), "must increase and be finite"),
+        (lambda: piecewise((-math.inf, 1.0), (0, 2.0)), "must increase and be finite"),
+        (lambda: trace([1.0, 2.0], steps=[0, math.nan]), "that increase and are finite"),
     ],
 )
 def test_invalid_arguments_are_refused_with_a_sentence(make, sentence):
@@ -166,6 +169,13 @@ def test_invalid_arguments_are_refused_with_a_sentence(make, sentence):
         (lambda: lr_times("a"), "lr_times got factor='a'"),
         (lambda: lr_squared_times(0.1, "a"), "lr_squared_times got lr_max='a'"),
         (lambda: every(3, "a"), "every got level='a'"),
+        (lambda: linear(torch.ones(2), 1.0, steps=3), r"linear got start=tensor\(\[1., 1.\]\)"),
+        (lambda: piecewise((0, "a")), r"piecewise got \(0, 'a'\): every point is a pair of numb"),
+        (lambda: piecewise(0, 1), r"piecewise got 0, 1: every point is a pair"),
+        (lambda: piecewise([(0, 1), (1, 2)]), r"Give such pairs, as in piecewise\(\(0, 1.0\), "),
+        (lambda: trace(["a"]), r"trace got the values \['a'\]: both are lists of numbers"),
+        (lambda: trace(5), "trace got the values 5: both"),
+        (lambda: trace([1.0], steps=["a"]), r"trace got the values \[1.0\] at \['a'\]: both"),
     ],
 )
 def test_arguments_that_are_no_numbers_are_refused_with_a_sentence(make, sentence):

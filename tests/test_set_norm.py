@@ -159,3 +159,16 @@ def test_the_weights_of_a_running_optimizer_can_be_set():
     assert weight.norm(dim=1).tolist() == pytest.approx([3.0] * 4)  # the scope of the group
     control = opt.param_groups[0]["control"]
     assert (control["ratio"], int(control["step"]), control.get("norm")) == (1.0, 1, None)
+
+
+@pytest.mark.parametrize("scope", ["global", "tensor"])
+def test_a_single_tensor_is_one_tensor_and_not_a_list_of_its_rows(scope):
+    weight = nn.Parameter(torch.randn(3, 4, 5))
+    set_norm_(weight, norm=1.0, scope=scope)
+    assert weight.norm().item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("given", [None, "model", nn.Linear(2, 2).state_dict()])
+def test_what_is_neither_a_model_nor_tensors_is_refused(given):
+    with pytest.raises(TypeError, match="Give the model, such as set_norm_"):
+        set_norm_(given, norm=1.0)

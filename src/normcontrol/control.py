@@ -251,6 +251,8 @@ class NormControl(Wrapper):
     def pack(self) -> dict[str, Any]:
         """Return the optimizer's state and groups, with the controller's entry: plain data."""
         self._catch_up()
+        with unchanged_on_error(self.param_groups):  # edits are saved as they will be used
+            changes.take_over_edits(self.optimizer, self._layout, self._seen, self._fresh)
         self._hand_over()
         return saved_state(super().pack())
 
@@ -276,8 +278,13 @@ class NormControl(Wrapper):
 
     @norm_group.setter
     def norm_group(self, group: Any) -> None:
-        self._norm_group, self._norm_group_lost = group, False
-        self._build()
+        before, self._norm_group = self._norm_group, group
+        try:
+            self._build()
+        except Exception:
+            self._norm_group = before
+            raise
+        self._norm_group_lost = False
 
     def _catch_up(self) -> None:
         """Take over what has changed since the last step, where that needs no other rank."""
@@ -305,10 +312,15 @@ class NormControl(Wrapper):
 
     @not_compiled
     def _build(self, seen: list[Any] | None = None) -> None:
-        """Sort the controlled weights into sets, and prepare the stepper for them."""
+        """Sort the controlled weights into sets, and prepare the stepper for them.
+
+        What can be refused is refused before anything is stored: a user may go on after an error.
+        """
         self._hand_over()
-        self.sharing = self._find_sharing()
-        self.sets = weight_sets(self.param_groups, self.sharing)
+        sharing = self._find_sharing()
+        sets = weight_sets(self.param_groups, sharing)
+        self.stepper.check(sets)
+        self.sharing, self.sets = sharing, sets
         self._before = [s for s in self.sets if s.order == "before"]
         self._after = [s for s in self.sets if s.order == "after"]
         self._has_shards = any(s.shards is not None for s in self.sets)
@@ -339,22 +351,27 @@ class NormControl(Wrapper):
         return now != [*self._seen[index].values()] or not self._given_as.isdisjoint(group)
 
     def _has_changed(self) -> bool:
-        """Notice tensors that were changed by hand: replaced, added, removed, resized, frozen, of
+        """Notice tensors that were changed by hand: replaced, added, removed, reshaped, frozen, of
         another dtype; and groups that were replaced."""
-        params, looks, controls, seen = [], [], [], self._layout
+        params: list[Tensor] = []
+        looks: list[Any] = []
+        dicts: list[Any] = []
+        seen = self._layout
         for group in self.optimizer.param_groups:
             params += group["params"]
             looks.append(len(params))
-            controls.append(group.get("control"))
+            dicts += group, group.get("control")
         for p in params:
-            looks.append(p.numel() if p.requires_grad else -1)
+            looks.append(p.shape if p.requires_grad else None)
         looks += map(DTYPE, params)
         is_same = looks == seen.looks and all(map(is_, params, seen.params))
-        return not is_same or not all(map(is_, controls, seen.controls))
+        return not is_same or not all(map(is_, dicts, seen.dicts))
 
     @not_compiled
+    @torch.inference_mode(False)  # it may be called to read norms, but steps write its tensors
     def _rebuild(self) -> None:
-        step = changes.loaded_step(self.param_groups, self._layout)
+        self._hand_over()
+        step = changes.loaded_step(self.optimizer, self._layout)
         if step is not None:
             self._turns = Turns()
             self._go_on_from(step)

@@ -163,13 +163,14 @@ def as_law(given: Any) -> str | OwnLaw:
         return "integral"  # the controller constructs it, with the memory that it saves
     if not callable(given):
         law_of(given)  # the error names the known laws
-    scale = given(torch.ones(2), torch.full((2,), 2.0), 0.5)
-    if not isinstance(scale, Tensor) or scale.shape != (2,):
-        found = f"shape {tuple(scale.shape)}" if isinstance(scale, Tensor) else repr(scale)
-        raise ValueError(
-            f"law={OwnLaw(given)!r} returned {found} for two norms: a law is a function of (norm, "
-            "target, rate) that returns a scale for every norm, as a tensor."
-        )
+    for norms, norm in (("two norms", torch.ones(2)), ("a single norm", torch.ones(()))):
+        scale = given(norm, 2 * norm, 0.5)
+        if not isinstance(scale, Tensor) or scale.shape != norm.shape:
+            found = f"shape {tuple(scale.shape)}" if isinstance(scale, Tensor) else repr(scale)
+            raise ValueError(
+                f"law={OwnLaw(given)!r} returned {found} for {norms}: a law is a function of "
+                "(norm, target, rate) that returns a scale for every norm, as a tensor."
+            )
     return OwnLaw(given)
 
 

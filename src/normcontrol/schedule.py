@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +34,8 @@ class Schedule:
         refuse what is no number."""
         for name, value in vars(self).items():
             if hasattr(value, "item"):
-                object.__setattr__(self, name, value.item())
+                with suppress(RuntimeError, ValueError):  # of several numbers, which is refused
+                    object.__setattr__(self, name, value.item())
         for name, f in getattr(self, "__dataclass_fields__", {}).items():
             if f.type == "float" and not isinstance(getattr(self, name), float | int):
                 raise TypeError(
@@ -144,6 +147,12 @@ class cosine(Ramp):
         return self.end + (self.start - self.end) * (1 + torch.cos(math.pi * done)) / 2
 
 
+def increases(steps: Sequence[float]) -> bool:
+    """Return whether there are steps, all of them finite, and each is above the one before."""
+    in_order = all(a < b for a, b in pairwise(steps))
+    return len(steps) > 0 and in_order and all(map(math.isfinite, steps))
+
+
 @dataclass(frozen=True, init=False)
 class piecewise(Schedule):
     """Straight lines between ``(step, value)`` points.
@@ -158,12 +167,20 @@ class piecewise(Schedule):
     points: tuple[tuple[float, float], ...]
 
     def __init__(self, *points: tuple[float, float]) -> None:
-        object.__setattr__(self, "points", tuple((float(s), float(v)) for s, v in points))
+        try:
+            pairs = tuple((float(s), float(v)) for s, v in points)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"piecewise got {', '.join(map(short, points))}: every point is a pair of numbers, "
+                "(step, value). Give such pairs, as in piecewise((0, 1.0), (100, 2.0))."
+            ) from None
+        object.__setattr__(self, "points", pairs)
         steps = [s for s, _ in self.points]
-        if not steps or any(a >= b for a, b in pairwise(steps)):
+        if not increases(steps):
             raise ValueError(
                 f"piecewise got points at steps {steps}: it needs at least one point, and the "
-                "steps must increase. Give (step, value) pairs in the order of their steps."
+                "steps must increase and be finite. Give (step, value) pairs in the order of their "
+                "steps."
             )
 
     def value(self, step: Tensor) -> Tensor:
@@ -200,12 +217,19 @@ class trace(Schedule):
     _end_was_noted: bool = field(default=False, compare=False, repr=False)
 
     def __init__(self, values: Iterable[float], steps: Iterable[float] | None = None) -> None:
-        recorded = tuple(float(v) for v in values)
-        at = tuple(float(s) for s in (range(len(recorded)) if steps is None else steps))
-        if len(recorded) != len(at) or not recorded or any(a >= b for a, b in pairwise(at)):
+        try:
+            recorded = tuple(float(v) for v in values)
+            at = tuple(float(s) for s in (range(len(recorded)) if steps is None else steps))
+        except (TypeError, ValueError):
+            found = f"the values {short(values)}" + f" at {short(steps)}" * (steps is not None)
+            raise TypeError(
+                f"trace got {found}: both are lists of numbers. Give such lists, as in "
+                "trace([1.0, 1.2], steps=[0, 10])."
+            ) from None
+        if len(recorded) != len(at) or not increases(at):
             raise ValueError(
                 f"trace got {len(recorded)} values at {len(at)} steps: it needs at least one "
-                "value, a step for each value, and steps that increase."
+                "value, a step for each value, and steps that increase and are finite."
             )
         object.__setattr__(self, "values", recorded)
         object.__setattr__(self, "steps", at)

@@ -64,7 +64,7 @@ def parse_scope(given: Any) -> Scope:
         return SCOPES[given]
     if isinstance(given, int) and not isinstance(given, bool):
         given = (given,)
-    if isinstance(given, (tuple, list)) and given and all(isinstance(a, int) for a in given):
+    if isinstance(given, (tuple, list)) and given and all(type(a) is int for a in given):
         return Scope(tuple(given), axes=tuple(given))
     raise ValueError(
         f"scope={given!r} is not known: give one of {', '.join(map(repr, SCOPES))}, or a tuple of "

@@ -6,7 +6,7 @@ It is one call of the controller's four lines, with a law that goes to the targe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from normcontrol.target import TARGETS
 
 @torch.no_grad()
 def set_norm_(
-    params: nn.Module | Iterable[Any],
+    params: nn.Module | Tensor | Iterable[Any],
     *,
     gain: Value | None = None,
     norm: Value | None = None,
@@ -44,10 +44,10 @@ def set_norm_(
     their dtype are not changed, so that a second call changes nothing.
 
     Args:
-        params: a model, its parameters (named or not), or parameter groups. In a model, weights
-            that are stored transposed are recognised by their modules. Groups are not changed; one
-            that gives a target itself has that. Those of an optimizer under norm control get the
-            target that is given here.
+        params: a model, its parameters (named or not), one of them, or parameter groups. In a
+            model, weights that are stored transposed are recognised by their modules. Groups are
+            not changed; one that gives a target itself has that. Those of an optimizer under norm
+            control get the target that is given here.
         gain, norm, rms, ratio: the target, see :class:`NormControl`. A ratio refers to the current
             norm.
         scope: which weights share a norm, and so a factor.
@@ -64,7 +64,13 @@ def set_norm_(
         raise ValueError("set_norm_ needs a target: give one of gain=, norm=, rms= and ratio=.")
     if isinstance(params, nn.Module):
         params = split_by_outputs([{"params": list(params.named_parameters())}], params)
-    params = list(params)
+    if isinstance(params, (str, Mapping)) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"set_norm_ got a {type(params).__name__}, which is neither a model nor a list of "
+            "tensors or groups. Give the model, such as set_norm_(model, gain=0.8), or its "
+            "parameters."
+        )
+    params = [params] if isinstance(params, Tensor) else list(params)
     if params and isinstance(params[0], dict):
         params = own_groups(params)
     try:

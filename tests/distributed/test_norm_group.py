@@ -364,3 +364,9 @@ def zero_partitions() -> None:
 
 def test_partitions_of_zero_need_norm_group_and_then_train_as_one_process():
     run(zero_partitions, 2)
+
+
+@pytest.mark.parametrize("given", ["world", 0])
+def test_a_norm_group_that_is_no_process_group_is_refused(given):
+    with pytest.raises(TypeError, match=r"it must be a process group: give torch.distributed"):
+        AdamWN(nn.Linear(2, 2).parameters(), norm_group=given)

@@ -226,3 +226,38 @@ def refused() -> None:
 
 def test_mechanisms_that_need_whole_tensors_are_refused():
     run(refused, 2)
+
+
+def changed(how: str, mesh: Any = None) -> list[Tensor]:
+    """Weights that are trained relative to their rows at step 2, and whose list is changed then."""
+
+    def weights(rows: int) -> nn.Parameter:
+        values = torch.randn(rows, 4, generator=torch.Generator().manual_seed(rows))
+        return nn.Parameter(values if mesh is None else distribute_tensor(values, mesh, [Shard(0)]))
+
+    params = [weights(5), weights(6)]
+    opt = NormControl(torch.optim.SGD(params, lr=0.1), start=2, ratio=0.9, rate=0.5, scope="row")
+    listed = opt.param_groups[0]["params"]
+    for step in range(6):
+        if step == 4:
+            listed[:] = {
+                "added": [*listed, weights(3)],
+                "replaced": [weights(7), listed[1]],
+                "removed": listed[1:],
+            }[how]
+        for p in listed:
+            p.grad = p.detach().clone()
+        opt.step()
+    return [whole(p).clone() for p in listed]
+
+
+def compare_changed(expected: dict[str, list[Tensor]]) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    for how, alone in expected.items():
+        for p, q in zip(changed(how, mesh), alone, strict=True):
+            assert relative(p, q) < 1e-6, how
+
+
+def test_references_of_a_start_are_carried_over_when_sharded_tensors_change() -> None:
+    """Each rank knows those of its own rows: they are gathered before the list is read."""
+    run(compare_changed, 2, {how: changed(how) for how in ("added", "replaced", "removed")})

@@ -9,7 +9,7 @@ import torch
 from small import total_norm
 from torch import nn
 
-from normcontrol import AdamWN, NormControl, linear
+from normcontrol import AdamWN, NormControl, linear, lr_times
 
 
 def weights(*shape, seed=0):
@@ -24,11 +24,11 @@ def step(opt, times=1):
         opt.step()
 
 
-def controlled(*params, **settings):
+def controlled(*params, times=1, **settings):
     """A controller of weights whose optimizer never moves them, after its first step."""
     given = {"ratio": 1.5, "rate": 1.0, "scope": "tensor", **settings}
     opt = NormControl(torch.optim.SGD(list(params), lr=0.1), **given)
-    step(opt)
+    step(opt, times)
     return opt
 
 
@@ -77,6 +77,24 @@ def test_a_tensor_that_was_resized_in_place_keeps_its_ratio():
     start = total_norm([p])
     step(opt, 2)
     assert total_norm([p]) == pytest.approx(start, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (1, 24), (3, 2, 4)])
+def test_a_tensor_that_was_reshaped_in_place_has_the_parts_of_its_new_shape(shape):
+    p = weights(6, 4)
+    opt = controlled(p, scope="row")
+    p.data = p.data.reshape(shape)
+    before = p.detach().flatten(1).norm(dim=1)
+    step(opt)
+    torch.testing.assert_close(p.detach().flatten(1).norm(dim=1), before)
+
+
+def test_a_tensor_that_was_reshaped_in_place_has_the_gain_of_its_new_shape():
+    p = weights(6, 4)
+    opt = controlled(p, ratio=None, gain=0.5)
+    p.data = p.data.reshape(4, 6)
+    step(opt)
+    assert norms(opt) == pytest.approx([0.5 * 4**0.5], rel=1e-6)
 
 
 def test_a_resized_tensor_has_the_rms_of_its_new_size():
@@ -142,6 +160,15 @@ def test_a_tensor_that_is_removed_takes_its_reference_along():
     assert len(opt.norms()) == 2
 
 
+def test_a_tensor_has_no_name_after_another_one_was_removed():
+    """The list of names is as long as before, so they would be those of other tensors."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    opt = AdamWN(model.named_parameters(), scope="tensor")
+    assert [*opt.norms()] == ["0.weight", "1.weight"]
+    del opt.param_groups[0]["params"][0]
+    assert [*opt.norms()] == ["group0.tensor1"]
+
+
 def test_a_group_that_is_appended_by_hand_is_controlled():
     opt = controlled(weights(3, 3))
     group = {**opt.param_groups[0], "params": [weights(4, 4, seed=1)]}
@@ -178,6 +205,66 @@ def test_a_group_whose_dict_was_replaced_keeps_its_reference():
     opt.param_groups[0] = dict(opt.param_groups[0])
     step(opt)
     assert norms(opt) == pytest.approx([1.5 * total_norm([weights(3, 3)])], rel=1e-6)
+
+
+def test_a_group_whose_dict_was_replaced_is_read_at_the_next_step():
+    p = weights(3, 3)
+    opt = controlled(p, ratio=0.0, rate=lr_times(1.0))
+    opt.param_groups[0] = {**opt.param_groups[0], "lr": 0.5}
+    before = total_norm([p])
+    step(opt)
+    assert norms(opt) == pytest.approx([0.5 * before], rel=1e-6)
+    opt.param_groups[0]["params"][0] = grown(p)  # the former dict is not waited for
+    step(opt)
+    assert norms(opt) == pytest.approx([0.5 * total_norm([grown(p)])], rel=1e-6)
+
+
+def the_settings(entry):
+    return {}
+
+
+def all_of_it(entry):
+    return entry
+
+
+@pytest.mark.parametrize("times", [0, 1])
+@pytest.mark.parametrize("copied", [the_settings, all_of_it])
+@pytest.mark.parametrize(("edit", "norm"), [({"ratio": 2.0}, None), ({"norm": 7.0}, 7.0)])
+def test_a_plain_dict_in_place_of_the_entry_is_an_edit(times, copied, edit, norm):
+    """The reference norms stay, and settings that the dict does not have."""
+    opt = NormControl(torch.optim.SGD([weights(4, 4)], lr=0.1), ratio=3.0, rate=1.0)
+    step(opt, times)
+    entry = opt.param_groups[0]["control"]
+    opt.param_groups[0]["control"] = {**copied(entry), **edit}
+    step(opt)
+    assert norms(opt) == pytest.approx([norm or 2 * total_norm([weights(4, 4)])], rel=1e-6)
+    assert opt.param_groups[0]["control"] is entry
+    assert int(opt.clock.step) == times + 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "error"), [({"scope": "tensor"}, "scope"), ({"rate": 5.0}, "rate"), ({"r": 1}, "'r'")]
+)
+@pytest.mark.parametrize("copied", [the_settings, all_of_it])
+def test_a_plain_dict_in_place_of_the_entry_is_checked(copied, edit, error):
+    opt = controlled(weights(4, 4), scope="global")
+    before = norms(opt)
+    opt.param_groups[0]["control"] = {**copied(opt.param_groups[0]["control"]), **edit}
+    for _ in range(2):
+        with pytest.raises((ValueError, KeyError), match=error):
+            step(opt)
+    assert norms(opt) == before
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_an_entry_that_is_no_dict_is_refused(times):
+    with pytest.raises(TypeError, match=r"The group's 'control' is False, but it is a dict of"):
+        AdamWN([{"params": [weights(3, 3)], "control": False}])
+    opt = AdamWN([weights(3, 3)])
+    step(opt, times)
+    opt.param_groups[0]["control"] = False
+    with pytest.raises(TypeError, match=r"give it controlled=False"):
+        step(opt)
 
 
 def test_a_checkpoint_between_the_change_and_the_step_has_the_new_references():
@@ -255,20 +342,33 @@ def test_a_compiled_step_notices_a_replaced_tensor():
     assert total_norm([new]) == pytest.approx(start, rel=1e-6)
 
 
+@pytest.mark.parametrize("times", [0, 1])
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "dtype", "message"),
     [
-        ({"scope": "row"}, "needs a tensor with axes"),
-        ({"scope": "global", "ratio": None, "gain": 1.0}, "it has no inputs"),
+        ({"scope": "row"}, None, "needs a tensor with axes"),
+        ({"scope": "col"}, None, "needs a tensor with axes"),
+        ({"scope": "global", "ratio": None, "gain": 1.0}, None, "it has no inputs"),
+        ({"scope": "tensor", "size": "spectral"}, None, r"group0.tensor1 has shape \(4,\)"),
+        ({"cautious": True}, torch.complex64, "group0.tensor1 is complex"),
+        ({"cautious": True}, torch.bfloat16, "but group0.tensor1 is torch.bfloat16. Keep"),
+        ({"relative_step": 0.1}, torch.bfloat16, "but group0.tensor1 is torch.bfloat16. Keep"),
     ],
 )
-def test_a_tensor_added_before_the_first_step_must_suit_the_settings(settings, message):
-    first = weights(4, 3)
-    opt = NormControl(
-        torch.optim.SGD([first], lr=0.1), **{"ratio": 1.5, "controlled": True, **settings}
-    )
-    opt.param_groups[0]["params"].append(weights(4))
-    with pytest.raises(ValueError, match=message):
+def test_a_tensor_that_is_added_must_suit_the_settings(settings, dtype, message, times):
+    opt = controlled(weights(4, 3), **{"controlled": True, **settings}, times=times)
+    opt.param_groups[0]["params"].append(nn.Parameter(weights(4).detach().to(dtype)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            step(opt)
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_weights_of_another_dtype_must_suit_the_settings(times):
+    model = nn.Linear(4, 4, bias=False)
+    opt = controlled(*model.parameters(), relative_step=0.1, times=times)
+    model.bfloat16()
+    with pytest.raises(ValueError, match=r"but group0.tensor0 is torch.bfloat16. Keep the weights"):
         step(opt)
 
 
@@ -284,3 +384,33 @@ def test_weights_of_another_dtype_are_controlled_as_before():
     step(opt, 60)
     assert opt.norms()["global"].ratio.item() == pytest.approx(1.2 - 0.2 * 0.99**61, rel=1e-3)
     assert model.weight.dtype == torch.bfloat16
+
+
+def test_norms_may_be_read_in_inference_mode_after_a_change():
+    opt = controlled(weights(3, 3), scope="group", start=5)
+    opt.param_groups[0]["params"].append(weights(4, 4, seed=1))
+    with torch.inference_mode():
+        opt.norms()
+    step(opt, 5)
+    assert int(opt.clock.step) == 6
+
+
+def refused_group(opt):
+    opt.add_param_group({"params": [weights(4, 4, seed=1)], "start": 3, "scope": "group"})
+
+
+def refused_edit(opt):
+    opt.param_groups[0]["control"]["start"] = 3
+    opt.step()
+
+
+@pytest.mark.parametrize("refused", [refused_group, refused_edit])
+def test_what_the_stepper_refuses_changes_nothing(refused):
+    p = weights(3, 3)
+    opt = AdamWN([p], ratio=1.5, rate=1.0, differentiable=True)
+    p.grad = torch.zeros(3, 3)
+    with pytest.raises(ValueError, match="differentiable"):
+        refused(opt)
+    (s,) = opt.sets
+    assert s.params == [p]
+    assert s.start is None

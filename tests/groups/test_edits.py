@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from normcontrol import AdamWN, NormControl
+from normcontrol import AdamWN, NormControl, linear
 from normcontrol.groups.settings import FIXED, RELATIVE, setting_names
 from normcontrol.target import TARGETS
 
@@ -288,3 +288,54 @@ def test_a_ratio_to_rows_of_zeros_is_refused_when_it_is_edited_in():
     opt.param_groups[0]["control"]["ratio"] = 1.0
     with pytest.raises(ValueError, match="has an initial norm of zero"):
         opt.step()
+
+
+@pytest.mark.parametrize("steps", WHEN.values(), ids=WHEN)
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "stored"),
+    [
+        ("norm", linear(1, 2, steps=1), "linear(start=1, end=2, steps=1)"),
+        ("norm", "linear(1, 2, steps=1)", "linear(start=1, end=2, steps=1)"),
+        ("rate", lambda step: 0.5, "custom('<lambda>')"),
+        ("law", lambda norm, target, rate: target / norm, "law('<lambda>')"),
+    ],
+)
+def test_a_state_that_is_saved_before_an_edit_is_used_can_be_loaded(
+    name, value, stored, flat, steps, tmp_path
+):
+    p, opt = trained(steps)
+    if flat:
+        opt.param_groups[0][name] = value
+    else:
+        opt.param_groups[0]["control"][name] = value
+    torch.save(opt.state_dict(), tmp_path / "saved.pt")
+    saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+    assert saved["param_groups"][0]["control"][name] == stored
+    before = p.detach().clone()
+    step(p, opt)
+    assert not torch.equal(p, before)
+    opt.load_state_dict(saved)
+    with torch.no_grad():
+        after = p.clone()
+        p.copy_(before)
+    step(p, opt)
+    assert torch.equal(p, after)
+
+
+def test_a_wrong_edit_is_refused_when_the_state_is_saved():
+    p, opt = trained(1)
+    opt.param_groups[0]["control"]["order"] = "sideways"
+    with pytest.raises(ValueError, match="order='sideways' is not known"):
+        opt.state_dict()
+    opt.param_groups[0]["control"]["order"] = "after"
+    opt.state_dict()
+    step(p, opt)
+
+
+def test_a_setting_that_was_deleted_can_be_read_and_printed():
+    _, opt = trained(0)
+    del opt.param_groups[0]["control"]["norm"]
+    assert [reading.target.item() for reading in opt.norms().values()] == [3.0]
+    assert "control: rate=0.5" in repr(opt)
+    assert opt.state_dict()["param_groups"][0]["control"]["norm"] == 3.0

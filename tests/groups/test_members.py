@@ -394,3 +394,17 @@ def test_settings_changed_in_a_group_take_effect_at_the_next_step():
     opt.param_groups[0]["ratio"] = lambda step: 4.0
     opt.step()
     assert p.tolist() == [[12.0, 16.0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (([], {}), "param_groups takes a model and a dict of patterns, but got a list and a dict"),
+        ((nn.Linear(2, 2), None), "but got a Linear and a NoneType"),
+        ((nn.Linear(2, 2), {"weight": False}), "The pattern 'weight' has the settings False, whi"),
+        ((nn.Linear(2, 2), {"weight": 0.5}), "or None to leave its tensors alone"),
+    ],
+)
+def test_rules_by_name_that_cannot_be_are_refused(arguments, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        param_groups(*arguments)

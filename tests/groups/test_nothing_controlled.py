@@ -56,3 +56,18 @@ def test_plain_tensors_with_a_gradient_set_by_hand_are_stepped():
         opt = AdamWN([p], lr=0.1)
     opt.step()
     assert torch.allclose(p, torch.full((3, 3), 0.9))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("scope", ["global", "tensor", "row"])
+def test_frozen_tensors_of_a_quantised_model_are_left_alone(scope, dtype):
+    """They have no norm that could be set, as the packed weights that adapters are trained on."""
+    packed = Parameter(torch.ones(6, 1).to(dtype), requires_grad=False)
+    adapter = Parameter(torch.ones(4, 4))
+    opt = AdamWN([packed, adapter], lr=1e-9, ratio=1.5, rate=1.0, scope=scope)
+    adapter.grad = torch.ones(4, 4)
+    opt.step()
+    assert adapter.norm().item() == pytest.approx(6.0)
+    assert "1 of 2 tensors controlled" in opt.report()
+    with pytest.warns(UserWarning, match="Nothing is controlled now"):
+        AdamWN([packed], controlled=True)

@@ -106,6 +106,9 @@ def test_a_ratio_to_an_initial_norm_of_zero_is_refused(scope, where):
     ):
         AdamWN(named, scope=scope)
     AdamWN(named, scope=scope, rms=0.02)
+    zero.mul_(torch.nan)
+    with pytest.raises(ValueError, match="empty has an initial norm of NaN"):
+        AdamWN(named, scope=scope)
     AdamWN([{"params": named[:1]}, {"params": named[1:], "controlled": False}], scope=scope)
 
 
@@ -126,12 +129,13 @@ def test_weights_whose_norm_becomes_zero_stay_zero():
     assert p.tolist() == [[0.0, 0.0]]
 
 
-def test_decay_and_control_of_the_same_weights_is_refused():
+@pytest.mark.parametrize("decay", [0.1, torch.tensor(0.1, dtype=torch.float64)])
+def test_decay_and_control_of_the_same_weights_is_refused(decay):
     sentence = r"Group 0 is under norm control and SGD still decays it with weight_decay=0\.1: the two would pull .*Set weight_decay=0"
     with pytest.raises(ValueError, match=sentence):
-        NormControl(torch.optim.SGD([Parameter(W.clone())], lr=0.1, weight_decay=0.1))
+        NormControl(torch.optim.SGD([Parameter(W.clone())], lr=0.1, weight_decay=decay))
     opt = sgd()
-    opt.param_groups[0]["weight_decay"] = 0.1
+    opt.param_groups[0]["weight_decay"] = decay
     with pytest.raises(ValueError, match=sentence):
         opt.step()
 
@@ -346,6 +350,7 @@ def test_tensors_without_elements_are_ignored(scope):
             {"scope": (0, 0)},
             r"scope=\(0, 0\) names an axis twice for group0\.tensor0, which has shape \(1, 2\)\. Give",
         ),
+        ({"scope": (True,)}, r"scope=\(True,\) is not known: give one of 'global'"),
         ({"scope": (0, -2)}, r"scope=\(0, -2\) names an axis twice"),
         *(
             ({"law": f"band({low})"}, rf"law='band\({low}\)' is not known: .*LOW is a fraction")

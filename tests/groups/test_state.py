@@ -202,3 +202,24 @@ def test_a_state_that_was_changed_is_refused_and_nothing_is_loaded(name, value, 
         opt.load_state_dict(state)
     assert opt.param_groups[0]["lr"] == 1e-2
     assert int(opt.param_groups[0]["control"]["step"]) == 2
+
+
+@pytest.mark.parametrize("saved_by", ["the controller", "the wrapped optimizer"])
+def test_a_state_that_the_wrapped_optimizer_loads_is_taken_over(saved_by):
+    """Either state goes on as it was saved: the reference, the step and the settings."""
+    p = torch.nn.Parameter(torch.eye(3))
+    opt = NormControl(torch.optim.SGD([p], lr=1e-9), ratio=linear(1.0, 3.0, steps=10), rate=1.0)
+    p.grad = torch.ones_like(p)
+    for _ in range(5):
+        opt.step()
+    saver = opt if saved_by == "the controller" else opt.optimizer
+    state = copy.deepcopy(saver.state_dict())
+    q = torch.nn.Parameter(p.detach().clone())
+    q.grad = p.grad
+    again = NormControl(torch.optim.SGD([q], lr=1e-9), ratio=1.0)
+    again.optimizer.load_state_dict(state)
+    again.step()
+    opt.step()
+    assert torch.equal(p, q)
+    assert q.norm().item() == pytest.approx(2.2 * 3**0.5)
+    assert int(again.clock.step) == 6

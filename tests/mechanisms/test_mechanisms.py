@@ -77,6 +77,14 @@ def test_a_statistic_must_fit_the_parts():
     assert isinstance(opt.param_groups[0]["control"]["size"], Statistic)
 
 
+@pytest.mark.parametrize("wrong", [None, "a", torch.ones((), dtype=torch.complex64)])
+def test_a_statistic_that_is_no_real_number_is_refused(wrong):
+    opt = NormControl(sgd(), norm=1.0, size=lambda p: wrong)
+    opt.param_groups[0]["params"][0].grad = torch.ones(6, 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"of shape \(6, 4\): return a real number for each of"):
+        opt.step()
+
+
 def test_a_statistic_must_be_given_again_when_resuming():
     state = NormControl(sgd(), norm=1.0, scope="row", size=lambda p: torch.ones(1)).state_dict()
     without = NormControl(sgd(), norm=1.0, scope="row")

@@ -147,3 +147,18 @@ def test_weights_that_are_loaded_before_the_first_step_are_measured_anew():
     opt.step()
     found = [reading.norm.item() for reading in opt.norms().values()]
     assert found == pytest.approx(initial, rel=1e-6)
+
+
+def test_a_matrix_that_is_unfrozen_for_another_one_is_measured_anew():
+    """Their vectors have the same length, and one does not follow the other matrix."""
+    torch.manual_seed(0)
+    first, second = nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(6, 4))
+    sgd = torch.optim.SGD([first, second.requires_grad_(False)], lr=1e-9)
+    opt = NormControl(sgd, ratio=1.0, rate=1.0, size="spectral", scope="tensor")
+    first.grad = second.grad = None
+    opt.step()
+    first.requires_grad_(False)
+    second.requires_grad_(True)
+    before = svdvals(second)[0].item()
+    opt.step()
+    assert svdvals(second)[0].item() == pytest.approx(before, rel=1e-5)

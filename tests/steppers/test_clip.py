@@ -38,7 +38,7 @@ def test_a_step_without_gradients_has_nothing_to_clip(fused):
     assert torch.allclose(p, 0.5 * torch.eye(3))  # control acts without gradients too
 
 
-@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), "1"])
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan"), "1", torch.ones(2)])
 def test_a_limit_that_is_not_positive_is_refused(limit):
     sentence = re.escape(f"max_grad_norm={limit!r}: ") + ".*Give a positive one, or None"
     with pytest.raises(ValueError, match=sentence):
@@ -49,6 +49,17 @@ def test_a_limit_that_is_not_positive_is_refused(limit):
     assert opt.max_grad_norm == 2.0
     opt.max_grad_norm = None
     assert opt.max_grad_norm is None
+
+
+def test_gradients_that_are_no_longer_clipped_have_no_norm():
+    p = nn.Parameter(torch.eye(3))
+    opt = AdamWN([p], max_grad_norm=1.0)
+    p.grad = torch.eye(3)
+    opt.step()
+    assert opt.grad_norm is not None
+    opt.max_grad_norm = None
+    opt.step()
+    assert opt.grad_norm is None
 
 
 def test_gradients_are_clipped_without_the_scale_of_gradscaler():

@@ -108,3 +108,23 @@ def test_an_average_is_scaled_to_the_norm_at_the_start_of_its_weights():
     average.module.weight.data.fill_(5.0)
     reproject_(average, model, opt)
     assert average.module.weight.norm().item() == pytest.approx(norm, rel=1e-6)
+
+
+class Prepared:
+    """A wrapper as those of Accelerate: the optimizer is an attribute of it."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def test_the_controller_is_found_in_a_wrapper_and_other_objects_are_refused():
+    model = torch.nn.Linear(4, 4, bias=False)
+    opt = AdamWN(model.parameters(), ratio=1.0)
+    average = AveragedModel(model)
+    average.module.weight.data.mul_(0.5)
+    reproject_(average, model, Prepared(opt))
+    torch.testing.assert_close(average.module.weight, model.weight)
+    with pytest.raises(TypeError, match=r"AdamW controls no norms, .* Give an AdamWN or a NormCon"):
+        reproject_(average, model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(TypeError, match="got a OrderedDict as the average, which is no module"):
+        reproject_(model.state_dict(), model, opt)

@@ -140,6 +140,20 @@ def test_a_trace_says_once_that_groups_added_later_are_not_recorded(make):
     assert norms.norms == [2**0.5] * 3
 
 
+def test_a_trace_says_once_that_tensors_were_replaced():
+    group = {"params": [torch.nn.Parameter(torch.eye(2)), torch.nn.Parameter(torch.eye(3))]}
+    opt = torch.optim.AdamW([group], lr=0.0)
+    NormTrace(opt, every=2)
+    opt.step()
+    opt.param_groups[0]["params"][1] = torch.nn.Parameter(torch.ones(4, 4))
+    with pytest.warns(UserWarning, match="1 of the 2 tensors that this trace .* a new NormTrace"):
+        opt.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+        opt.step()
+
+
 def test_a_learning_rate_in_a_tensor_is_summed_in_double_precision():
     w = torch.nn.Parameter(torch.eye(2))
     lr = torch.tensor(2.0**-13, dtype=torch.float32)

@@ -8,13 +8,22 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from small import SmallModel, train
 from tracked import charts, history, scalars, wandb_mode
 
 from normcontrol import AdamWN, NormControl, linear
-from normcontrol.watch.trackers import JSONL, TensorBoard, WandB, controller, layout, values
+from normcontrol.watch.trackers import (
+    JSONL,
+    TensorBoard,
+    WandB,
+    controller,
+    layout,
+    tensors,
+    values,
+)
 
 
 @pytest.fixture
@@ -83,6 +92,20 @@ def test_tensorboard_draws_the_norm_with_its_target(tmp_path, opt):
         (step, pytest.approx(values(opt)["norm/global"])) for step in (1, 2)
     ]
     assert charts(tmp_path) == {"norm/global": ["^norm/global$", "^norm/global/target$"]}
+
+
+def test_numbers_of_torch_and_numpy_are_logged_too(tmp_path, opt):
+    given = {"loss": torch.tensor(0.5), "lr": np.float32(0.25), **tensors(opt)}
+    expected = {"loss": 0.5, "lr": 0.25, **values(opt)}
+    tracker, lines = TensorBoard(tmp_path), JSONL(tmp_path / "metrics.jsonl")
+    for each in (tracker, lines):
+        each.log(1, given)
+        with pytest.raises(ValueError, match="'losses' is 3 numbers, and a tracker logs one for"):
+            each.log(1, {"losses": torch.ones(3)})
+        each.close()
+    drawn = {name: value for name, [(_, value)] in scalars(tmp_path).items()}
+    assert drawn == pytest.approx(expected)
+    assert json.loads(lines.path.read_text()) == {"step": 1, **expected}
 
 
 def test_tensorboard_hides_what_an_interrupted_run_logged_after_its_checkpoint(tmp_path):

@@ -105,7 +105,8 @@ def refuse_whole_beside_shards(name: str) -> None:
 
 
 def _check_replaced(before: int, params: Sequence[Tensor], scope: Scope) -> None:
-    now = sum(scope.sizes(params))
+    axes = scope.axes or ()  # tensors without them are refused by name later
+    now = sum(scope.sizes([p for p in params if all(-p.dim() <= a < p.dim() for a in axes)]))
     is_flat = len(params) == 1 and params[0].dim() == 1
     # On one process a vector of all weights has the norm of all weights, but no parts.
     may_differ = not has_several_ranks() and now > 0 and (scope.joint or not is_flat)

@@ -81,6 +81,11 @@ class Sharing:
         return flag
 
     def _check_given(self, norm_group: Any) -> Ranks:
+        if not isinstance(norm_group, dist.ProcessGroup):
+            raise TypeError(
+                f"norm_group is a {type(norm_group).__name__}, but it must be a process group: "
+                "give torch.distributed.group.WORLD, or that of a mesh, mesh.get_group()."
+            )
         ranks = frozenset(dist.get_process_group_ranks(norm_group))
         for mesh in self._meshes:
             if len(self._meshes) > 1 or not mesh <= ranks:

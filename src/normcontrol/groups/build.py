@@ -32,6 +32,7 @@ from normcontrol.groups.settings import (
     check_references,
     check_sharded,
     check_shared,
+    check_tensors,
     target_kind,
 )
 from normcontrol.groups.state import add_settings, state_of
@@ -61,8 +62,10 @@ def measure_references(groups: list[Group], sharing: Sharing) -> list[Tensor]:
 
 
 def check_members(group: Group, members: Members) -> None:
-    """Refuse tensors that have no norm yet, or not the axes that scope and target need."""
+    """Refuse tensors that have no norm yet, not the axes that scope and target need, or for which
+    a mechanism is not defined."""
     axes, kind = state_of(group)["outputs"], target_kind(state_of(group))
+    check_tensors(state_of(group), zip(*members, strict=True))
     for name, p in zip(members.names, members.params, strict=True):
         if p.is_meta:
             raise ValueError(

@@ -23,8 +23,23 @@ from normcontrol.groups.build import measure_references, reference_norms
 from normcontrol.groups.members import CONTROL, Members, members_of
 from normcontrol.groups.moments import check_moments
 from normcontrol.groups.sets import WeightSet
-from normcontrol.groups.settings import FIXED, STATE_NAMES, Group, Settings, setting_names
-from normcontrol.groups.state import ControlState, change_settings, settings_of, state_of
+from normcontrol.groups.settings import (
+    FIXED,
+    STATE_NAMES,
+    Group,
+    Settings,
+    check_group,
+    entry_of,
+    normalise,
+    setting_names,
+)
+from normcontrol.groups.state import (
+    ControlState,
+    change_settings,
+    restored,
+    settings_of,
+    state_of,
+)
 from normcontrol.scope import parse_scope
 
 
@@ -33,10 +48,10 @@ class Layout(NamedTuple):
 
     params: list[Tensor]
     looks: list[Any]
-    """Where each group ends in ``params``; then the size of every tensor, -1 if it is frozen; then
-    the dtypes."""
-    controls: list[Any]
-    """The controller's entries of all groups."""
+    """Where each group ends in ``params``; then the shape of every tensor, None if it is frozen;
+    then the dtypes."""
+    dicts: list[Any]
+    """All groups, each followed by the controller's entry in it."""
     groups: list[GroupLayout]
 
 
@@ -47,28 +62,32 @@ class GroupLayout(NamedTuple):
     """The controller's entry of the group."""
     places: list[Tensor]
     """The tensors, by place."""
-    sizes: list[tuple[int, int]]
-    """The controlled tensors by their ids, and their sizes."""
+    sizes: list[Any]
+    """The controlled tensors by their ids, and their sizes, or shapes if these tell the parts."""
     counts: list[int]
     """The number of reference norms of each of them."""
+    trained: list[int]
+    """The ids of those that are not frozen."""
 
 
 def layout_of(groups: Sequence[Group]) -> Layout:
     """Return the tensors of the groups as they are now."""
     params = [p for group in groups for p in group["params"]]
     ends = list(accumulate(len(group["params"]) for group in groups))
-    looks = [*ends, *(p.numel() if p.requires_grad else -1 for p in params)]
+    looks: list[Any] = [*ends, *(p.shape if p.requires_grad else None for p in params)]
     looks += [p.dtype for p in params]
     found = [
         GroupLayout(
             group[CONTROL],
             list(group["params"]),
-            _sizes(members),
+            _sizes(group, members),
             parse_scope(state_of(group)["scope"]).sizes(members.params),
+            _trained(members),
         )
         for group, members in zip(groups, members_of(groups), strict=True)
     ]
-    return Layout(params, looks, [group[CONTROL] for group in groups], found)
+    dicts = [x for group in groups for x in (group, group[CONTROL])]
+    return Layout(params, looks, dicts, found)
 
 
 def checked_settings(
@@ -95,26 +114,45 @@ def take_over_edits(
     return [settings_of(group, setting_names()) for group in groups]
 
 
-def loaded_step(groups: Sequence[Group], layout: Layout) -> Tensor | None:
+def loaded_step(optimizer: Optimizer, layout: Layout) -> Tensor | None:
     """Return the number of steps in groups that were loaded by the wrapped optimizer itself.
 
     Its ``load_state_dict`` puts new groups in place of the old ones. Their entries are copies of
-    the controller's, if it saved them. None if nothing was loaded.
+    the controller's, or plain dicts if the controller saved them. None if nothing was loaded.
     """
     known = {id(old.control) for old in layout.groups}
     step = None
-    for index, (group, old) in enumerate(zip(groups, layout.groups, strict=False)):
-        control = group.get(CONTROL)
-        if isinstance(control, ControlState) and id(control) not in known:
-            step = control.step
-        elif control is None and list(map(id, group["params"])) == list(map(id, old.places)):
+    for index, (group, old) in enumerate(zip(optimizer.param_groups, layout.groups, strict=False)):
+        control = entry_of(group)
+        is_same = list(map(id, group["params"])) == list(map(id, old.places))
+        if CONTROL not in group and is_same:
             raise ValueError(
                 f"Group {index} of the wrapped optimizer was replaced by one without the settings "
                 "of norm control, as its load_state_dict does with a state that was saved without "
                 "them. Load the state into this optimizer instead, or construct it again after "
                 "loading."
             )
+        if is_same and not isinstance(control, ControlState):
+            control = group[CONTROL] = _read(index, group, old.control, optimizer)
+        if isinstance(control, ControlState) and id(control) not in known:
+            step = control.step
     return step
+
+
+def _read(index: int, group: Group, entry: ControlState, optimizer: Optimizer) -> ControlState:
+    """Return the entry of a group that has a plain dict in its place.
+
+    The dict has settings for the entry, which are then checked as edited ones; or it was saved by
+    the controller, with a state.
+    """
+    given = group[CONTROL]
+    if "reference" not in given or given.get("step") is entry.step:  # or it is a copy of the entry
+        entry.update({name: x for name, x in given.items() if name not in STATE_NAMES})
+        return entry
+    loaded = restored(index, group, {CONTROL: entry})
+    normalise(settings_of(loaded, setting_names()))
+    check_group(index, loaded, optimizer)
+    return state_of(loaded)
 
 
 def new_groups(groups: Sequence[Group]) -> list[int]:
@@ -125,7 +163,7 @@ def new_groups(groups: Sequence[Group]) -> list[int]:
     known: list[Any] = []
     found = []
     for index, group in enumerate(groups):
-        control = group.get(CONTROL, {})
+        control = entry_of(group)
         if not isinstance(control, ControlState) or any(control is other for other in known):
             group[CONTROL] = {k: v for k, v in control.items() if k not in STATE_NAMES}
             found.append(index)
@@ -155,7 +193,9 @@ def carry_over_references(
     ratios = reached_ratios(sets)
     for group, members in zip(groups, members_of(groups), strict=True):
         for old in before.groups:
-            if old.control is group[CONTROL] and old.sizes != _sizes(members):
+            if old.control is group[CONTROL] and old.trained != _trained(members):
+                group[CONTROL].pop("vectors", None)  # they follow the matrices that were trained
+            if old.control is group[CONTROL] and old.sizes != _sizes(group, members):
                 _check_memory(group)
                 measured = reference_norms(group, members, sharing)
                 state_of(group)["reference"] = _carried_over(group, members, old, measured, ratios)
@@ -175,7 +215,7 @@ def _carried_over(
     }
     references = []
     counts = parse_scope(state_of(group)["scope"]).sizes(members.params)
-    for key, norms in zip(_sizes(members), measured.split(counts), strict=True):
+    for key, norms in zip(_sizes(group, members), measured.split(counts), strict=True):
         place = replaced.get(key[0], key[0])  # its own, if the tensor was resized
         if key in kept:
             references.append(kept[key])
@@ -199,8 +239,13 @@ def reached_ratios(sets: Sequence[WeightSet]) -> dict[int, Tensor]:
     return found
 
 
-def _sizes(members: Members) -> list[tuple[int, int]]:
-    return [(id(p), p.numel()) for p in members.params]
+def _sizes(group: Group, members: Members) -> list[Any]:
+    by_shape = parse_scope(state_of(group)["scope"]).axes is not None
+    return [(id(p), p.shape if by_shape else p.numel()) for p in members.params]
+
+
+def _trained(members: Members) -> list[int]:
+    return [id(p) for p in members.params if p.requires_grad]
 
 
 def _check_memory(group: Group) -> None:

@@ -63,16 +63,21 @@ def rule_of(group: Mapping[str, Any]) -> bool | str | tuple[str, ...]:
 def controlled_params(group: Mapping[str, Any], index: int = 0) -> list[tuple[str, Tensor]]:
     """Return the tensors that the group's ``controlled`` includes, with their names.
 
-    A tensor without elements has no norm.
+    A tensor without elements has no norm, and those of a quantised model cannot be scaled.
     """
     rule = rule_of(group)
     found = []
     for j, p in enumerate(group["params"]):
         name = name_of(group, index, j)
         chosen = name in rule if isinstance(rule, tuple) else rule is True or p.dim() >= 2
-        if rule and chosen and p.numel() > 0:
+        if rule and chosen and p.numel() > 0 and can_be_scaled(p):
             found.append((name, p))
     return found
+
+
+def can_be_scaled(p: Tensor) -> bool:
+    """Return whether the elements of a tensor are numbers of 16 bits or more with fractions."""
+    return (p.is_floating_point() or p.is_complex()) and p.element_size() > 1
 
 
 def members_of(groups: Sequence[Mapping[str, Any]]) -> list[Members]:
@@ -128,8 +133,10 @@ def refuse_flat_shards(groups: Sequence[Mapping[str, Any]], members: Sequence[Me
 def name_of(group: Mapping[str, Any], index: int, j: int) -> str:
     """Return the name of a group's tensor, as the model or its position gives it."""
     names = group.get("param_names") or ()
-    # A tensor that was added to the list by hand has no name.
-    return names[j] if j < len(names) else f"group{index}.tensor{j}"
+    # A tensor that was added to the list by hand has no name. If some were removed, the names are
+    # those of other tensors.
+    is_named = j < len(names) <= len(group["params"])
+    return names[j] if is_named else f"group{index}.tensor{j}"
 
 
 def marks_of_decay(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
@@ -173,6 +180,17 @@ def param_groups(
     matrices ['2.weight', '2.bias']
     matrices ['1.weight', '1.bias']
     """
+    if not isinstance(model, nn.Module) or not isinstance(rules, Mapping):
+        raise TypeError(
+            f"param_groups takes a model and a dict of patterns, but got a {type(model).__name__} "
+            f"and a {type(rules).__name__}. Call it as param_groups(model, {{'head.*': None}})."
+        )
+    for pattern, settings in rules.items():
+        if settings is not None and not isinstance(settings, Mapping):
+            raise TypeError(
+                f"The pattern {pattern!r} has the settings {settings!r}, which are no dict. Give "
+                "a dict such as {'scope': 'tensor'}, or None to leave its tensors alone."
+            )
     named = [(name, p) for name, p in model.named_parameters()]
     groups: list[dict[str, Any]] = []
     left = named

@@ -55,7 +55,7 @@ def reading(s: WeightSet, clock: Clock) -> Reading:
     """
     initial = s.scope.join(s.initial)
     if s.last is None or s.parts is None:
-        given = s.settings[s.kind]
+        given = s.given[s.kind]
         if isinstance(given, Schedule):
             given = given.at(clock.step.to(s.initial.dtype), s.groups[0])
         norm = s.scope.join(s.part_norms())

@@ -9,7 +9,7 @@ them. Every error is a sentence: what was given, why it cannot be, what to do.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -114,13 +114,24 @@ def with_defaults(given: Settings) -> dict[str, Any]:
     return settings
 
 
+def entry_of(group: Group) -> Settings:
+    """Return what a group has under ``"control"``, an empty dict if nothing."""
+    entry = group.get(CONTROL, {})
+    if not isinstance(entry, Mapping):
+        raise TypeError(
+            f"The group's {CONTROL!r} is {entry!r}, but it is a dict of settings, such as "
+            "{'rate': 0.5}. To leave the group alone, give it controlled=False."
+        )
+    return entry
+
+
 def given_settings(group: Group, theirs: Collection[str]) -> dict[str, Any]:
     """Return the settings that a group gives itself.
 
     They are its keys with our names that are not ``theirs``, the wrapped optimizer's, and what the
     group has under ``"control"``.
     """
-    own = dict(group.get(CONTROL, ()))
+    own = dict(entry_of(group))
     unknown = [name for name in own if name not in (*setting_names(), *STATE_NAMES)]
     if unknown:
         raise ValueError(
@@ -185,7 +196,7 @@ def check_group(index: int, group: Group, optimizer: Optimizer) -> None:
     if not isinstance(settings["cautious"], bool):
         raise ValueError(f"cautious={settings['cautious']!r} is not known: give True or False.")
     check_mechanisms(group)
-    check_tensors(index, group)
+    check_tensors(settings, controlled_params(group, index))
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     demands = closure is not None and closure.default is inspect.Parameter.empty
     demands = demands or hasattr(optimizer, "second_step")  # SAM and its variants
@@ -227,8 +238,7 @@ def check_mechanisms(group: Group) -> None:
             "relative_step and min_relative_step were both given: the first sets the length of an "
             "update, so it has no least length. Give one of them."
         )
-    used = [name for name in MECHANISMS if name in USE_UPDATES]
-    used = [f"{name}={settings[name]!r}" for name in used if settings[name] not in (None, False)]
+    used = updates_used(settings)
     if not used:
         return
     if settings["cautious"] and start == EVERY_STEP:
@@ -236,22 +246,29 @@ def check_mechanisms(group: Group) -> None:
             "cautious=True scales some of the weights, so that their norm after a step is not "
             "known, but start='every step' needs it. Use one of them."
         )
-    name = " and ".join(used)
     if settings["order"] != "after":
         raise ValueError(
-            f"{name} uses the step that the optimizer has made, so it needs order='after'."
-        )
-    if any(p.dtype in DROPPED_BITS for _, p in controlled_params(group)):
-        raise ValueError(
-            f"{name} works on differences of weights, which bf16 and fp16 cannot represent. Keep "
-            "the weights in fp32."
+            f"{' and '.join(used)} uses the step that the optimizer has made, so it needs "
+            "order='after'."
         )
 
 
-def check_tensors(index: int, group: Group) -> None:
-    """Refuse mechanisms that are not defined for a controlled tensor of the group."""
-    size, cautious = group[CONTROL]["size"], group[CONTROL]["cautious"]
-    for name, p in controlled_params(group, index):
+def updates_used(settings: Settings) -> list[str]:
+    """Return the mechanisms in use that compare weights with those before the step, as text."""
+    used = [name for name in MECHANISMS if name in USE_UPDATES]
+    return [f"{name}={settings[name]!r}" for name in used if settings[name] not in (None, False)]
+
+
+def check_tensors(settings: Settings, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse mechanisms that are not defined for one of these tensors, which have names."""
+    size, cautious = settings["size"], settings["cautious"]
+    used = updates_used(settings)
+    for name, p in tensors:
+        if used and p.dtype in DROPPED_BITS:
+            raise ValueError(
+                f"{' and '.join(used)} works on differences of weights, which bf16 and fp16 cannot "
+                f"represent, but {name} is {p.dtype}. Keep the weights in fp32."
+            )
         if cautious and p.is_complex():
             raise ValueError(
                 f"cautious=True compares the signs of weights with those of their updates, but "
@@ -268,8 +285,7 @@ def check_tensors(index: int, group: Group) -> None:
 def check_decay(index: int, group: Group, optimizer: Optimizer) -> None:
     """Refuse weights that are both decayed and controlled."""
     decay = group.get("weight_decay", 0)
-    decays = not isinstance(decay, Tensor) and decay
-    if decays and controlled_params(group):
+    if decay and controlled_params(group):
         raise ValueError(
             f"Group {index} is under norm control and {type(optimizer).__name__} still decays it "
             f"with weight_decay={decay}: the two would pull against each other. Set weight_decay=0 "
@@ -292,8 +308,9 @@ def check_references(
         zeros = int((~(parts > 0)).sum())
         if zeros:
             where = f" in {zeros} of its {len(parts)} parts" if len(parts) > 1 else ""
+            what = "NaN" if bool(parts.isnan().any()) else "zero"
             raise ValueError(
-                f"{name} has an initial norm of zero{where}, so it has no ratio to it in "
+                f"{name} has an initial norm of {what}{where}, so it has no ratio to it in "
                 f"scope={scope.name!r}. Give it an absolute target (norm=, rms= or gain=), or "
                 "leave it out with controlled=False."
             )

@@ -28,7 +28,6 @@ from normcontrol.groups.settings import (
     edited,
     given_settings,
     setting_names,
-    target_kind,
 )
 from normcontrol.law import OwnLaw
 from normcontrol.mechanisms.size import Statistic, as_size
@@ -73,8 +72,8 @@ class ControlState(dict[str, Any]):
         return self["reference"]
 
     def __repr__(self) -> str:
-        kind = target_kind(self)
-        shown = ", ".join(f"{name}={self[name]!r}" for name in (kind, "rate", "scope"))
+        kinds = [name for name in TARGETS if self.get(name) is not None]
+        shown = ", ".join(f"{name}={self.get(name)!r}" for name in (*kinds, "rate", "scope"))
         return f"{shown}, step {int(self.step)}, {self.reference.numel()} reference norms"
 
 

@@ -14,6 +14,7 @@ from operator import is_
 
 from torch import Tensor
 
+from normcontrol.groups.members import CONTROL
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import Group
 
@@ -28,7 +29,12 @@ class Turns:
         """The first tensor of every group when the sets were built, by which a change is seen."""
 
     def note(self, groups: Sequence[Group]) -> None:
-        """Take these groups for those that a usual step steps."""
+        """Take these groups for those that a usual step steps.
+
+        One with the entry of another takes its place: the dict of a group was replaced.
+        """
+        entries = {id(g[CONTROL]): g for g in groups}
+        self.known = [entries.get(id(g[CONTROL]), g) for g in self.known]
         self.known += [g for g in groups if g["params"] and not _is_in(g, self.known)]
         self.firsts = [g["params"][0] if g["params"] else None for g in groups]
 

@@ -45,9 +45,7 @@ class Statistic:
 
     def __call__(self, params: Sequence[Tensor], scope: Scope) -> Tensor:
         counts = scope.sizes(params)
-        values = [
-            torch.as_tensor(self.function(p), device=p.device).double().flatten() for p in params
-        ]
+        values = [self._numbers(p) for p in params]
         for p, value, n in zip(params, values, counts, strict=True):
             if value.numel() not in (1, n):
                 raise ValueError(
@@ -56,6 +54,19 @@ class Statistic:
                     "number for each part, or one for all of them."
                 )
         return torch.cat([value.expand(n) for value, n in zip(values, counts, strict=True)])
+
+    def _numbers(self, p: Tensor) -> Tensor:
+        found = self.function(p)
+        try:
+            value = torch.as_tensor(found, device=p.device)
+        except (TypeError, ValueError, RuntimeError):
+            value = None
+        if value is None or value.is_complex():
+            raise ValueError(
+                f"{self!r} gave {found!r} for a tensor of shape {tuple(p.shape)}: return a real "
+                "number for each of its parts, or one for all of them."
+            )
+        return value.double().flatten()
 
     def __repr__(self) -> str:
         return f"statistic({getattr(self.function, '__name__', type(self.function).__name__)!r})"

@@ -98,11 +98,18 @@ def control_norm(
                 "without params: call tx.update(grads, opt_state, params)."
             )
         leaves, tree = jax.tree.flatten(updates)
-        if len(leaves) != len(jax.tree.leaves(params)):
+        shapes, theirs = ([jnp.shape(x) for x in xs] for xs in (leaves, jax.tree.leaves(params)))
+        if len(shapes) != len(theirs):
             raise ValueError(
-                f"There are {len(leaves)} updates for {len(jax.tree.leaves(params))} weights: "
-                "control_norm needs one for each. Give the gradients of the same params."
+                f"There are {len(shapes)} updates for {len(theirs)} weights: control_norm needs "
+                "one for each. Give the gradients of the same params."
             )
+        for got, needed in zip(shapes, theirs, strict=True):
+            if got != needed:
+                raise ValueError(
+                    f"An update has the shape {got}, but its weights have the shape {needed}. Give "
+                    "the gradients of the same params, in the same structure."
+                )
         selected = select(params, mask)
         controlled, state = _controlled(settings, selected, leaves, state)
         for position, move in zip(selected.positions, controlled, strict=True):

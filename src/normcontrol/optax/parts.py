@@ -92,8 +92,9 @@ def check_reference(
     least = [float(jnp.min(factor)) for factor in spread(norm0, scope, weights)]
     name = next(name for name, value in zip(names, least, strict=True) if not value > 0)
     which = "The controlled weights have" if scope.joint else f"params{name} has"
+    what = "NaN" if bool(jnp.any(jnp.isnan(norm0))) else "zero"
     raise ValueError(
-        f"{which} an initial norm of zero in scope={scope.name!r}, so a ratio to it is not "
+        f"{which} an initial norm of {what} in scope={scope.name!r}, so a ratio to it is not "
         "defined. Give an absolute target (norm=, rms= or gain=), or leave it out with a mask."
     )
 

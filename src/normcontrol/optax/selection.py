@@ -42,7 +42,7 @@ def select(params: Any, mask: Mask) -> Selection:
     positions = [
         i
         for i, (marked, (_, leaf)) in enumerate(zip(marks, found, strict=True))
-        if marked and jnp.size(leaf)
+        if marked and jnp.size(leaf) and _is_inexact(leaf)
     ]
     if not positions:
         reason = (
@@ -73,7 +73,12 @@ def _refuse_if_all_are_masked(params: Any) -> None:
 
 
 def _is_matrix(leaf: Any) -> bool:
-    return jnp.ndim(leaf) >= 2 and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    return jnp.ndim(leaf) >= 2 and _is_inexact(leaf)
+
+
+def _is_inexact(leaf: Any) -> bool:
+    """Return whether an array can be scaled: counters of whole numbers cannot."""
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
 
 
 def _marks(mask: Any, params: Any) -> list[bool]:

@@ -78,6 +78,8 @@ def checked(
             f"{law!r} is a law for torch: give its name, or the function of the same name in "
             "normcontrol.optax.laws."
         )
+    if callable(law):
+        check_law(law)
     if order not in ("after", "before"):
         raise ValueError(
             f"order={order!r} is not known: give 'after' (Algorithm 1) or 'before' (as optax's own "
@@ -95,6 +97,19 @@ def checked(
         )
     law = law if callable(law) else LAWS[law]
     return Settings(kind, level, rate, parse_scope(scope), law, order, outputs)
+
+
+def check_law(law: Law) -> None:
+    """Raise an error if a function does not return a scale for every norm."""
+    for norm in (jnp.ones(2), jnp.ones(())):
+        scale = law(norm, 2 * norm, 0.5)
+        if not hasattr(scale, "__float__") or jnp.shape(scale) != norm.shape:
+            is_array = isinstance(scale, jax.Array)
+            found = f"shape {scale.shape}" if is_array else repr(scale)
+            raise ValueError(
+                f"law={law!r} returned {found} for norms of shape {norm.shape}: a law is a "
+                "function of (norm, target, rate) that returns a scale for every norm."
+            )
 
 
 def value_at(value: Value, count: Any) -> Any:

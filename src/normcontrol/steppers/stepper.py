@@ -115,9 +115,9 @@ def evaluated(closure: Closure) -> tuple[float, Closure]:
 class Stepper(ABC):
     """Carries out steps for an optimizer, and measures and multiplies its sets of weights.
 
-    The controller calls :meth:`prepare` once for new sets. In every step it calls :meth:`begin`,
-    then :meth:`step`, and for every set :meth:`measure` and :meth:`multiply_`: before :meth:`step`
-    with ``order="before"``, after it with ``order="after"``.
+    The controller calls :meth:`check` and :meth:`prepare` once for new sets. In every step it calls
+    :meth:`begin`, then :meth:`step`, and for every set :meth:`measure` and :meth:`multiply_`:
+    before :meth:`step` with ``order="before"``, after it with ``order="after"``.
 
     The contract: :meth:`measure` returns the norm of the weights without the multiplication that
     follows, and after :meth:`multiply_` the weights are those weights times the scale. A stepper
@@ -139,6 +139,9 @@ class Stepper(ABC):
     def clips(self) -> bool:
         """Whether gradients are clipped within the step."""
         return False
+
+    def check(self, sets: Sequence[WeightSet]) -> None:  # noqa: B027
+        """Raise an error if steps with these sets cannot be right, and change nothing."""
 
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         """Take over new sets: at construction, and after groups or trained tensors changed."""
@@ -241,15 +244,17 @@ class PlainStepper(Stepper):
     def clips(self) -> bool:
         return self.clip is not None and self.clip.max_norm is not None
 
+    def check(self, sets: Sequence[WeightSet]) -> None:
+        if self.optimizer.defaults.get("differentiable"):
+            refuse_starts(sets)
+        refuse_split_weights(self.optimizer, sets)
+        self.stored.check(sets)
+
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         super().prepare(sets, sharing)
         self.gradient_norm = GradientNorm(sharing)
         self.watched = [s for s in sets if s.mechanisms & USE_UPDATES]
         self.differentiable = bool(self.optimizer.defaults.get("differentiable", False))
-        if self.differentiable:
-            refuse_starts(sets)
-        refuse_split_weights(self.optimizer, sets)
-        self.stored.check(sets)
         self.on_gpu = frozenset(s for s in sets if can_be_in_kernels(s))
         self.passes = {}
 

@@ -8,6 +8,7 @@ at rate 1. This file does not know how the average was computed.
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,11 @@ from normcontrol.distributed.shards import shards_of
 from normcontrol.groups.sets import WeightSet
 from normcontrol.law import Integral, upper_bound
 from normcontrol.steppers.stepper import PlainStepper
+from normcontrol.watch.trackers import controller
 
 
 @torch.no_grad()
-def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> None:
+def reproject_(average: nn.Module, model: nn.Module, optimizer: Any) -> None:
     """Scale an averaged copy of ``model`` to the optimizer's current targets.
 
     The optimizer's laws decide, at rate 1: a bound scales an average that is beyond it, and no
@@ -28,7 +30,8 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
     target, and are left alone.
 
     ``average`` is any module whose parameters have the order of the model's, such as
-    :class:`torch.optim.swa_utils.AveragedModel`.
+    :class:`torch.optim.swa_utils.AveragedModel`. ``optimizer`` is the controller, or a wrapper of
+    Accelerate or Lightning around it.
 
     >>> model = nn.Linear(4, 4)
     >>> opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), ratio=1.0)
@@ -38,6 +41,13 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: NormControl) -> 
     >>> torch.allclose(average.module.weight, model.weight)
     True
     """
+    optimizer = controller(optimizer)
+    for name, given in (("average", average), ("model", model)):
+        if not isinstance(given, nn.Module):
+            raise TypeError(
+                f"reproject_ got a {type(given).__name__} as the {name}, which is no module. Give "
+                "the model, and the module that contains its averaged weights."
+            )
     theirs, ours = list(average.parameters()), list(model.parameters())
     if [p.shape for p in theirs] != [p.shape for p in ours]:
         raise ValueError(

@@ -118,7 +118,7 @@ class NormTrace:
         # For each group: what decay has left, then the sums of lr^2 and of lr^(2 - p).
         start = [1.0, 0.0, *(0.0 for _ in EXPONENTS)]
         self._walk: list[list[Any]] = [start for _ in members] if decays else []
-        self._groups = len(members)
+        self._groups, self._gone = len(members), 0
         self._parts: list[tuple[Tensor, list[list[Any]]]] = []
         self._classes: dict[str, ClassTrace] = {}
         self._records_angles = angles
@@ -149,6 +149,8 @@ class NormTrace:
                 "make a NormTrace after the groups are added."
             )
             self._groups = len(groups)
+        if self._count % self.every == 0:
+            self._warn_of_replaced(groups)
         for i, group in enumerate(groups[: len(self._walk)]):
             # Some optimizers have no learning rate. Then nothing can be calibrated.
             lr = 0.0 if group.get("lr") is None else group["lr"]
@@ -162,6 +164,18 @@ class NormTrace:
             if self._copies:
                 self._angles.append(self._angle())
                 self._copies = []
+
+    def _warn_of_replaced(self, groups: list[dict[str, Any]]) -> None:
+        """Warn once if recorded tensors are not in the groups any more."""
+        trained = {id(p) for group in groups for p in group["params"]}
+        gone = sum(id(p) not in trained for p in self.params)
+        if gone > self._gone:
+            warn(
+                f"{gone} of the {len(self.params)} tensors that this trace records are no longer "
+                "in the optimizer: they were replaced or removed, and their last norms are "
+                "recorded from now on. Make a new NormTrace after such a change."
+            )
+            self._gone = gone
 
     @torch.no_grad()
     def _angle(self) -> Tensor:

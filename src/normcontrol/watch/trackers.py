@@ -49,7 +49,7 @@ class JSONL:
         self.file = self.path.open("a")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.file.write(json.dumps({"step": step, **values}) + "\n")
+        self.file.write(json.dumps({"step": step, **_plain(values)}) + "\n")
         self.file.flush()
 
     def size(self) -> int:
@@ -133,8 +133,9 @@ def controller(optimizer: Any) -> NormControl:
         inner = getattr(inner, "optimizer", None)
     if found is None:
         raise TypeError(
-            f"{type(optimizer).__name__} controls no norms, so there are none to log. Give an "
-            "AdamWN or a NormControl. To record the norms of another optimizer, use NormTrace."
+            f"{type(optimizer).__name__} controls no norms, so there are none to log and no "
+            "targets. Give an AdamWN or a NormControl. To record the norms of another optimizer, "
+            "use NormTrace."
         )
     return found
 
@@ -199,4 +200,18 @@ def layout(names: Iterable[str]) -> dict[str, Any]:
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The values that are numbers. Texts are logged only by :class:`JSONL`."""
-    return {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {name: x for name, x in _plain(values).items() if isinstance(x, int | float)}
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with single numbers of torch and numpy as Python's. This waits for the device."""
+    plain = {}
+    for name, value in values.items():
+        try:
+            plain[name] = value.item() if hasattr(value, "item") else value
+        except (RuntimeError, ValueError):
+            raise ValueError(
+                f"{name!r} is {len(value)} numbers, and a tracker logs one for every name. Log "
+                "their mean or their norm, or each under a name of its own."
+            ) from None
+    return plain
