@@ -36,6 +36,7 @@ from normcontrol.lab.files import (
     write_json,
 )
 from normcontrol.lab.ranges import Count, Share, check_value
+from normcontrol.lab.text import in_shell
 
 JOURNAL = "journal.json"
 TASK = 1 << 20  # characters that a thread encodes in one task
@@ -197,8 +198,8 @@ def _check_arguments(out: Path, val_fraction: float, shard_tokens: int) -> None:
     check_value("shard_tokens", shard_tokens, Count)
     if (out / MANIFEST).exists():
         raise LabError(
-            f"{out} already contains prepared data. Train on it with --data {out}, or give another "
-            "folder as --out."
+            f"{out} already contains prepared data. Train on it with --data {in_shell(out)}, or "
+            "give another folder as --out."
         )
 
 

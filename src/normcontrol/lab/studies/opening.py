@@ -18,6 +18,7 @@ from normcontrol.lab.studies import STUDIES, challenge
 from normcontrol.lab.study.cells import Data, Study
 from normcontrol.lab.study.ledger import STUDY, Ledger
 from normcontrol.lab.study.scales import SCALES
+from normcontrol.lab.text import in_shell
 from normcontrol.lab.training.run_folder import CONFIG, FREE
 
 
@@ -80,7 +81,7 @@ def open_folder(out: Path) -> Ledger:
             )
         raise LabError(
             f"{out} contains no study: there is no {STUDY} in it. Run one with `normcontrol study "
-            f"NAME --out {out}`."
+            f"NAME --out {in_shell(out)}`."
         )
     stored = read_json(out / STUDY, "study", "scale", "data", "also_validate", "digests")
     settings = stored.get("settings")
