@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import time
 from collections import deque
@@ -206,11 +207,18 @@ def _check_arguments(out: Path, val_fraction: float, shard_tokens: int) -> None:
 def _check_count(source: Source, pieces: int, every: int) -> None:
     """Refuse a source that is too short to have documents for validation."""
     if not pieces:
-        raise LabError(f"There is no text in {source.name}: all of its files are empty.")
-    if pieces < every:
+        raise LabError(f"There is no text in {source.name}: all of its documents are empty.")
+    if pieces == 1:
         raise LabError(
-            f"{source.name} has {pieces} documents, and every {every}th is for validation, so "
-            f"there would be none. Raise --val-fraction to {1 / max(pieces, 2):.2g} or more."
+            f"{source.name} has one document, shorter than 64 KB, and training and validation need "
+            "one each. Give more text, or divide it into several files in a folder."
+        )
+    if pieces < every:
+        # Rounded up: a smaller fraction would leave no document for validation.
+        enough = math.ceil(1000 / pieces) / 1000
+        raise LabError(
+            f"{source.name} has {pieces} documents, and one of every {every} is for validation, so "
+            f"there would be none. Raise --val-fraction to {enough:g} or more."
         )
 
 
