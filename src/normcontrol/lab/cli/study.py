@@ -145,6 +145,11 @@ def train(flags: Study, ledger: Ledger) -> int:
             show=unhindered(shown.show),
             finished=unhindered(shown.finished),
         ).run()
+    if flags.only and not outcome.done + outcome.left:
+        raise LabError(
+            f"Nothing was run: no cell that is known so far has {' or '.join(flags.only)} in its "
+            "part or name. --list shows the cells."
+        )
     return summary(outcome, ledger.out)
 
 
