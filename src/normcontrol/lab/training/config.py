@@ -8,6 +8,7 @@ config as JSON. This file may not import torch, and it knows nothing of how a co
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -245,6 +246,13 @@ def check(config: Config) -> None:
         raise LabError(
             f"warmup={o.warmup} is not less than steps={r.steps}: the learning rate would never "
             f"reach its peak. Use a shorter warm-up, {max(r.steps // 20, 1)} for example."
+        )
+    if o.schedule == "wsd" and o.min_lr < 1 and o.warmup + o.decay * r.steps > r.steps + 1:
+        longest = math.floor(1000 * (1 - o.warmup / r.steps) + 1e-6) / 1000
+        raise LabError(
+            f"warmup={o.warmup} and decay={o.decay} overlap in steps={r.steps}: the learning rate "
+            "would jump down at the end of the warm-up, before it has reached its peak. Use a "
+            f"shorter warm-up, or a decay of {longest}."
         )
 
 
