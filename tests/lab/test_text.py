@@ -14,6 +14,7 @@ from normcontrol.lab.report.run_progress import Board
 from normcontrol.lab.report.study_progress import LiveTable
 from normcontrol.lab.studies import challenge
 from normcontrol.lab.study.cells import Study, grid
+from normcontrol.lab.study.claims import lower_loss
 from normcontrol.lab.study.verdict import judge
 from normcontrol.lab.study.verdict_text import lines
 from normcontrol.lab.text import columns, terminal_width, wide, wrapped
@@ -61,7 +62,8 @@ def arms(scale, done):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_tables_of_a_verdict(width):
-    verdict = judge(fakes.FakeLedger(Study("long", arms, "", NAMES[0]), outcome))
+    claims = (lower_loss("lower", NAMES[1], NAMES[0]),)
+    verdict = judge(fakes.FakeLedger(Study("long", arms, "", NAMES[0], claims), outcome))
     shown = columns([verdict.headings(), *verdict.table()], width)
     check("\n".join(shown), width, [cell for row in verdict.table() for cell in row])
     check("\n".join(lines(verdict, width)), width, [c for row in verdict.table() for c in row[2:]])

@@ -7,10 +7,12 @@ no width, and its lines are as long as they need to be.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 GAP = "  "
 NARROW = 24
@@ -30,6 +32,15 @@ def printable(text: str) -> str:
     'a\\\\x1b[2J\\\\udcffb ü'
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def in_shell(path: str | Path) -> str:
+    """A path as it has to be written in a command, in quotes if need be.
+
+    >>> print(in_shell("runs/tiny-1"), in_shell("my runs/1"))
+    runs/tiny-1 'my runs/1'
+    """
+    return shlex.quote(str(path))
 
 
 def wide(text: str) -> int:

@@ -78,3 +78,21 @@ def test_defaults_come_from_the_preset_wherever_it_stands(words, capsys):
         main(["schedule", *words, "--help"])
     shown = " ".join("".join(capsys.readouterr()).replace("│", " ").split())
     assert "--width INT Width of the residual stream. (default: 768)" in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "help"),
+    [
+        ("train", "Only settings that change memory or speed may be given too. (default: None)"),
+        ("train", "so that their joint norm is this times the square root of the number of their"),
+        ("prepare", '"python" for the standard library, "openwebtext", or hf:OWNER/NAME@REVISION'),
+        ("challenge", "AdamW started from weights scaled to that norm; adamc: AdamC; or any opt"),
+    ],
+)
+def test_the_help_of_a_flag_is_broken_at_the_width_of_the_terminal_alone(
+    command, help, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "500")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert help in capsys.readouterr().out

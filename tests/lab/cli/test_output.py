@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import subprocess
 import sys
 
@@ -58,3 +59,11 @@ def test_a_reader_that_has_ended_is_no_error_of_ours():
     command = f"{sys.executable} -m normcontrol.lab --help | true"
     done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, timeout=600)
     assert done.stderr == ""
+
+
+def test_characters_that_the_encoding_of_the_output_does_not_have_are_escaped(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr("normcontrol.lab.cli.methods.run", lambda args: print("Zürich") or 0)
+    assert main(["methods"]) == 0
+    assert out.buffer.getvalue() == b"Z\\xfcrich\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normcontrol.lab.cli.main import main
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import metrics
 from normcontrol.lab.training.loop import train
 
@@ -52,3 +53,14 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_says_that_it_starts_
         f"{run} has no checkpoint: it was stopped before the first one, and starts again. "
         "--checkpoint-every N writes more of them.\n"
     )
+
+
+def test_a_command_that_is_suggested_can_be_copied_if_the_folder_has_spaces(
+    config, tmp_path, capsys
+):
+    run = tmp_path / "a run"
+    train(config, run)
+    assert main(["train", "--resume", str(run)]) == 0
+    assert capsys.readouterr().out.endswith(f"  normcontrol sample '{run}'\n")
+    with pytest.raises(LabError, match=f"normcontrol train --resume '{run}'`"):
+        train(config, run)

@@ -4,6 +4,7 @@ stopped and continued."""
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -206,6 +207,16 @@ def test_tokenizers_decode_what_they_encoded(make, tmp_path):
     )
 
 
+@pytest.mark.parametrize("made", [0, 1])
+def test_the_text_of_the_end_of_document_in_a_document_is_text(made, tmp_path):
+    encoder = tokenizer.Trained.train(DOCUMENTS, 400)
+    encoder.save(tmp_path)
+    encoder = (encoder, tokenizer.stored(encoder.name, tmp_path))[made]
+    text = "a <|endoftext|> b"
+    assert encoder.end not in encoder.encode(text)
+    assert encoder.decode(encoder.encode(text).tolist()) == text
+
+
 def test_gpt2s_tokens_are_those_of_encode_ordinary():
     encoder = (gpt2() or pytest.skip("tiktoken cannot load GPT-2's BPE"))[0]
     text = "A text with <|endoftext|> in it, and  spaces\n\n" + DOCUMENTS[3]
@@ -233,6 +244,10 @@ def test_sources_that_cannot_be_read_are_refused_with_the_reason(tmp_path):
     (tmp_path / "empty.txt").touch()
     assert f"{tmp_path / 'empty.txt'} is empty" in message(
         lambda: corpus.source(str(tmp_path / "empty.txt"))
+    )
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert f"{tmp_path / 'pipe.txt'} is a pipe or a device, and the text is read more than" in (
+        message(lambda: corpus.source(str(tmp_path / "pipe.txt")))
     )
     (tmp_path / "picture.jpg").write_bytes(b"x")
     assert "ends in '.jpg', but only files that end in .txt" in message(
@@ -271,9 +286,21 @@ def test_jsonl_and_parquet_without_the_column_are_refused(tmp_path):
 
 def test_too_few_documents_to_validate_on_are_refused(tmp_path):
     (tmp_path / "one.txt").write_text("just one\n")
-    assert "has 1 documents, and every 10th is for validation, so there would be none" in message(
+    assert "has one document, shorter than 64 KB, and training and validation need one" in message(
         lambda: prepared(tmp_path / "one.txt", tmp_path / "out")
     )
+
+
+@pytest.mark.parametrize("documents", [2, 3, 7, 61, 87, 99])
+def test_the_fraction_that_is_advised_for_few_documents_is_enough(tmp_path, capsys, documents):
+    (tmp_path / "few.jsonl").write_text('{"text": "words"}\n' * documents)
+    words = ["prepare", str(tmp_path / "few.jsonl"), "--out", str(tmp_path / "out")]
+    words += ["--tokenizer", "bytes"]
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert f"has {documents} documents, and one of every 100 is for validation" in said
+    advised = said.partition("Raise ")[2].partition(" or more")[0]
+    assert main([*words, *advised.replace(" to", "").split()]) == 0
 
 
 @pytest.mark.parametrize(

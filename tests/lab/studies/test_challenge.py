@@ -195,7 +195,8 @@ def test_what_cannot_be_run_is_refused_before_anything_is_run(config, tmp_path, 
         (["--arms", "adamc:rate=0.2"], "rate=0.2 would have no effect: AdamC takes no rate"),
         (["--arms", "adamw:init_seed=1"], "cannot have init_seed of its own"),
         (["--ratio", "2"], "ratio=2.0 would have no effect: every arm has its own"),
-        (["--optimizer", "SGD"], "optimizer=SGD would have no effect: every arm has its own"),
+        (["--optimizer", "SGD"], "every arm has its own. Use --arms instead, as in --arms SGD."),
+        (["--arms", "adamwn:optimizer=SGD"], "names two optimizers. Give one, as in --arms SGD."),
         (["--arms", "adamc"], "ramp=3 would have no effect"),  # no arm controls a norm
         (["--arms", "adamwn:clip=nan"], "clip=nan: it must be 0 or more and finite."),
     ):

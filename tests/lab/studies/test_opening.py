@@ -15,11 +15,42 @@ from normcontrol.lab.study.runner import Runner
 def test_an_unknown_study_is_refused(tmp_path, study):
     with pytest.raises(LabError, match=r"There is no study 'claim'. Did you mean claims\?"):
         load("claim")
-    with pytest.raises(LabError, match=r"has no function 'decay'. Did you mean decays\?"):
+    with pytest.raises(
+        LabError, match=r"has no function and no Study 'decay'. Did you mean decays\?"
+    ):
         load(study[:-1])
     with pytest.raises(LabError, match=r"There is no file 'nowhere.py'"):
         load("nowhere.py:f")
     assert isinstance(load(study), Study)
+
+
+def own(tmp_path, text):
+    """A study file with this text after its imports."""
+    (tmp_path / "own.py").write_text(
+        "from __future__ import annotations\n"
+        "from normcontrol.lab.study.cells import Study, grid\n" + text
+    )
+    return str(tmp_path / "own.py")
+
+
+def test_a_file_of_the_users_own_may_define_dataclasses(tmp_path):
+    text = "from dataclasses import dataclass\n@dataclass\nclass Plan:\n    steps: int = 1\n"
+    study = load(own(tmp_path, f"{text}def study(scale, done):\n    return [Plan().steps]\n"))
+    assert study.cells("tiny", None) == [1]
+
+
+def test_the_studies_of_a_file_are_among_its_names(tmp_path):
+    path = own(tmp_path, "rates = Study('rates', lambda scale, done: [])\n")
+    with pytest.raises(LabError, match=r"no Study 'rate'. Did you mean rates\?"):
+        load(f"{path}:rate")
+
+
+@pytest.mark.parametrize("returned", ["None", "3", "'lr'", "[1, 2]"])
+def test_a_study_that_returns_no_cells_is_refused(tmp_path, returned):
+    path = own(tmp_path, f"def study(scale, done):\n    return {returned}\n")
+    ledger = begin(tmp_path / "out", path, "tiny")
+    with pytest.raises(LabError, match=r"returned .+, where a list of cells is needed"):
+        ledger.cells(ledger.results())
 
 
 def test_two_studies_do_not_mix(study, tmp_path, config, capsys):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.study.cells import Data, grid, identity
 from normcontrol.lab.training.config import Config
 
@@ -32,3 +36,20 @@ def test_a_grid_is_every_combination_with_paired_seeds():
     cells = grid("A", Config(), lr=[1e-3, 2e-3], weight_decay=[0.1, 0.2], seeds=[0, 5])
     assert len({cell.label for cell in cells}) == 8
     assert all(c.config.model.init_seed == c.config.data.data_seed == c.seed for c in cells)
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    numpy = grid(
+        "A", Config(), seeds=np.arange(2), warmup=np.arange(1, 3), lr=np.array([0.5], "f4")
+    )
+    plain = grid("A", Config(), seeds=[0, 1], warmup=[1, 2], lr=[0.5])
+    assert numpy == plain
+    assert [identity(cell.config, DATA) for cell in numpy] == [
+        identity(cell.config, DATA) for cell in plain
+    ]
+
+
+@pytest.mark.parametrize("axis", [{"seeds": 3}, {"lr": 1e-3}, {"scope": "row"}])
+def test_an_axis_that_is_one_value_is_refused(axis):
+    with pytest.raises(LabError, match="is one value, and grid makes a cell for each value of a"):
+        grid("A", Config(), **axis)

@@ -82,3 +82,10 @@ def test_settings_that_are_no_numbers_have_no_edges():
     ]
     made = [Trial("A", (cell,), (record(cell, 3.0),)) for cell in cells]
     assert choose(made).edges() is None
+
+
+def test_a_switch_has_no_edges():
+    cells = grid("A", Config(), hidden_only=[False, True])
+    made = [Trial("A", (cell,), (record(cell, 4.0 - i),)) for i, cell in enumerate(cells)]
+    assert choose(made).trial.cells[0].config.optim.hidden_only
+    assert choose(made).edges() is None

@@ -263,3 +263,29 @@ def test_on_ray_the_numbers_are_those_of_a_local_run(study, tmp_path, monkeypatc
     assert {i: (r.final, r.curves) for i, r in local.results().items()} == {
         i: (r.final, r.curves) for i, r in ray.results().items()
     }
+
+
+def test_a_trial_whose_setting_has_no_effect_is_refused_before_anything_is_run(
+    study, tmp_path, capsys
+):
+    path = Path(study.removesuffix(":decays"))
+    path.write_text(
+        f"{path.read_text()}\ndef rates(scale, done):\n"
+        "    return decays(scale, done) + grid('AdamW', BASE, rate=[0.2, 0.3])\n"
+    )
+    out = tmp_path / "out"
+    assert main(["study", f"{path}:rates", "--out", str(out), "--device", "cpu"]) == 1
+    assert (
+        "AdamW rate=0.2 seed=0: rate=0.2 would have no effect: the norm is not controlled."
+        in capsys.readouterr().err
+    )
+    assert not record_files(out)
+
+
+def test_a_text_that_no_cell_contains_is_refused(study, tmp_path, capsys):
+    words = ["study", study, "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert main([*words, "--only", "seed=7", "weight-decay"]) == 1
+    assert capsys.readouterr().err == (
+        "normcontrol: Nothing was run: no cell that is known so far has seed=7 or weight-decay in "
+        "its part or name. --list shows the cells.\n"
+    )

@@ -86,6 +86,12 @@ def test_the_help_of_a_command_explains_its_flags(capsys):
             {"schedule": "wsd", "decay": 0.0},
             "decay=0.0: it must be above 0 and at most 1, since it is a fraction.",
         ),
+        (
+            {"schedule": "wsd", "decay": 1.0},
+            "warmup=25 and decay=1.0 overlap in steps=500: the learning rate would jump down at "
+            "the end of the warm-up, before it has reached its peak. Use a shorter warm-up, or a "
+            "decay of 0.95.",
+        ),
         ({"gain": 0.0}, "gain=0.0: it must be above 0 and finite."),
         ({"init_gain": float("inf")}, "init_gain=inf: it must be above 0 and finite."),
         (
@@ -104,6 +110,11 @@ def test_a_config_that_cannot_be_run_is_refused_with_the_reason(changes, sentenc
     with pytest.raises(LabError) as error:
         check(preset("tiny").with_(**changes))
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("wsd", [{"decay": 0.95}, {"decay": 1.0, "warmup": 0}, {"min_lr": 1.0}])
+def test_a_decay_that_begins_after_the_warm_up_is_accepted(wsd):
+    check(preset("tiny").with_(schedule="wsd", **{"decay": 1.0, **wsd}))
 
 
 def finals(config, folder):

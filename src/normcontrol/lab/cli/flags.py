@@ -6,12 +6,17 @@ in this module imports torch.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
+import inspect
+import itertools
 import os
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, ParamSpec, TypeVar, get_type_hints
 
 import tyro
 
@@ -25,19 +30,48 @@ PresetName = Annotated[str, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")
 
 def parse(command: str, kind: type[T], args: Sequence[str], default: T | None = None) -> T:
     """Read flags into a dataclass, each by its own name, nested or not, and check their values."""
-    flags = tyro.cli(
-        kind,
-        prog=f"normcontrol {command}",
-        args=list(args),
-        default=tyro.MISSING_NONPROP if default is None else default,
-        config=(
-            tyro.conf.OmitArgPrefixes,
-            tyro.conf.OmitSubcommandPrefixes,
-            tyro.conf.PositionalMetavarFromFieldName,
-        ),
-    )
+    with _joined_lines(kind):
+        flags = tyro.cli(
+            kind,
+            prog=f"normcontrol {command}",
+            args=list(args),
+            default=tyro.MISSING_NONPROP if default is None else default,
+            config=(
+                tyro.conf.OmitArgPrefixes,
+                tyro.conf.OmitSubcommandPrefixes,
+                tyro.conf.PositionalMetavarFromFieldName,
+            ),
+        )
     check_fields(flags)
     return flags
+
+
+@contextlib.contextmanager
+def _joined_lines(kind: type) -> Iterator[None]:
+    """Within the block, the help of each field of a dataclass, nested or not, is one paragraph.
+    tyro would break its lines where the docstring has line breaks, and once more at the width of
+    the terminal."""
+    before = dict(kind.__annotations__)
+    hints = get_type_hints(kind, include_extras=True)
+    try:
+        (made,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except OSError:  # installed without sources: there is no help then
+        yield
+        return
+    assert isinstance(made, ast.ClassDef)
+    with contextlib.ExitStack() as nested:
+        for one, text in itertools.zip_longest(made.body, made.body[1:]):
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                name = one.target.id
+                if dataclasses.is_dataclass(hints[name]):
+                    nested.enter_context(_joined_lines(hints[name]))
+                elif isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                    help = " ".join(str(text.value.value).split())
+                    kind.__annotations__[name] = Annotated[hints[name], tyro.conf.arg(help=help)]
+        try:
+            yield
+        finally:
+            kind.__annotations__.update(before)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import sys
 import threading
@@ -41,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. The exit status is 0, 1 for a refusal, 2 for a wrong call, 130 when stopped by
     hand."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal's encoding does not have is no error of the run. Python
+        # escapes such characters on stderr, and so is the output here.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with threads_of_others():
             status = run(args)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tyro
@@ -22,6 +23,7 @@ class Methods:
 
 def run(args: Sequence[str]) -> int:
     flags = parse("methods", Methods, args)
+    from normcontrol.lab.text import terminal_width, wrapped
     from normcontrol.methods import find
 
     if not flags.name:
@@ -31,10 +33,36 @@ def run(args: Sequence[str]) -> int:
         method = find(flags.name)
     except ValueError as error:
         raise LabError(str(error)) from None
-    signature = f"{method.build.__name__}{inspect.signature(method.build)}"
-    print(f"{method.name}: normcontrol.methods.{signature}\n")
-    print(inspect.getdoc(method.build))
+    call, width = f"{method.build.__name__}({arguments(method.build)})", terminal_width()
+    paragraphs = plain(inspect.getdoc(method.build) or "").split("\n\n")
+    for text in (f"{method.name}: normcontrol.methods.{call}", *paragraphs):
+        indented = "\n " in text  # a list, which keeps its lines
+        lines = text.splitlines() if indented else wrapped(" ".join(text.split()), width)
+        print("\n".join([*lines, ""]))
     return 0
+
+
+def arguments(build: Callable[..., object]) -> str:
+    """The arguments of a function with their defaults, without their types.
+
+    >>> def build(params: list, lr: float = 0.1, **adam: object) -> None: ...
+    >>> arguments(build)
+    'params, lr=0.1, **adam'
+    """
+    signature = inspect.signature(build)
+    bare = [
+        one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()
+    ]
+    return str(inspect.Signature(bare))[1:-1]
+
+
+def plain(text: str) -> str:
+    """A docstring without the markup of the documentation's pages.
+
+    >>> print(plain("With ``gain``, :math:`r_t` is 1 (:func:`~normcontrol.law.upper`)."))
+    With gain, r_t is 1 (normcontrol.law.upper).
+    """
+    return re.sub(r":[a-z:]+:`~?([^`]*)`", r"\1", text).replace("``", "")
 
 
 def show_all() -> None:

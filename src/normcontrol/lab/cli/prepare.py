@@ -41,6 +41,7 @@ def run(args: Sequence[str]) -> int:
     from normcontrol.lab.data.manifest import MANIFEST
     from normcontrol.lab.data.prepare import prepare
     from normcontrol.lab.files import read_json
+    from normcontrol.lab.text import in_shell
 
     text = source(flags.source, flags.column)
     columns = (
@@ -59,6 +60,6 @@ def run(args: Sequence[str]) -> int:
     splits = read_json(flags.out / MANIFEST)["splits"]
     print(
         f"{splits['train']['tokens']:,} tokens to train on and {splits['val']['tokens']:,} to "
-        f"validate on. Use them with --data {flags.out}"
+        f"validate on. Use them with --data {in_shell(flags.out)}"
     )
     return 0

@@ -145,12 +145,18 @@ def train(flags: Study, ledger: Ledger) -> int:
             show=unhindered(shown.show),
             finished=unhindered(shown.finished),
         ).run()
+    if flags.only and not outcome.done + outcome.left:
+        raise LabError(
+            f"Nothing was run: no cell that is known so far has {' or '.join(flags.only)} in its "
+            "part or name. --list shows the cells."
+        )
     return summary(outcome, ledger.out)
 
 
 def summary(outcome: Outcome, out: Path) -> int:
     """Print how a study ended. The exit status is 0 only if no cell failed."""
     from normcontrol.lab.study.runner import BY_HAND
+    from normcontrol.lab.text import in_shell
 
     for label, error in outcome.failed.items():
         print(f"{label} failed: {error}")
@@ -169,7 +175,7 @@ def summary(outcome: Outcome, out: Path) -> int:
         return 1
     print(
         f"All {outcome.done} cells are finished, in {out}. What they show: normcontrol verdict "
-        f"{out}"
+        f"{in_shell(out)}"
     )
     return 0
 

@@ -42,6 +42,7 @@ def run(args: Sequence[str]) -> int:
             "common one as --out."
         )
     from normcontrol.lab.report.run_progress import Board
+    from normcontrol.lab.text import in_shell
     from normcontrol.lab.training.loop import train
     from normcontrol.lab.training.metrics import read
     from normcontrol.lab.training.options import check_used
@@ -64,9 +65,12 @@ def run(args: Sequence[str]) -> int:
     finally:
         leave()
     if not finished:
-        say(f"Stopped, and saved. To continue:\n  normcontrol train --resume {out}")
+        say(f"Stopped, and saved. To continue:\n  normcontrol train --resume {in_shell(out)}")
         return 130
-    say(f"Done: {out}, with {final(read(out))}. Text from it with:\n  normcontrol sample {out}")
+    say(
+        f"Done: {out}, with {final(read(out))}. Text from it with:\n  normcontrol sample "
+        f"{in_shell(out)}"
+    )
     return 0
 
 

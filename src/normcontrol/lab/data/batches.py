@@ -24,6 +24,7 @@ from normcontrol.lab import seeds
 from normcontrol.lab.data import corpus, manifest, prepare
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import largest, sha256
+from normcontrol.lab.text import in_shell
 
 Tokens = npt.NDArray[Any]
 
@@ -69,7 +70,7 @@ def load(
         )
     raise LabError(
         f"{given!r} is not prepared data: there is no {manifest.MANIFEST} in it, and no train.bin "
-        f"and val.bin. Prepare it with `normcontrol prepare TEXT --out {given}`."
+        f"and val.bin. Prepare it with `normcontrol prepare TEXT --out {in_shell(given)}`."
     )
 
 

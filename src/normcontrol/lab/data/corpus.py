@@ -125,6 +125,11 @@ def source(given: str, column: str = "text") -> Source:
             f"There is no file or folder {given!r}. Give a text, jsonl or parquet file, a folder "
             "of those, python, or hf:NAME."
         )
+    if not path.is_file() and not path.is_dir():
+        raise LabError(
+            f"{path} is a pipe or a device, and the text is read more than once. Write it to a "
+            "file first."
+        )
     if path.is_file():
         files = [path]
         if path.suffix not in (*TEXT, *TABLES):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import time
 from collections import deque
@@ -36,6 +37,7 @@ from normcontrol.lab.files import (
     write_json,
 )
 from normcontrol.lab.ranges import Count, Share, check_value
+from normcontrol.lab.text import in_shell
 
 JOURNAL = "journal.json"
 TASK = 1 << 20  # characters that a thread encodes in one task
@@ -197,19 +199,26 @@ def _check_arguments(out: Path, val_fraction: float, shard_tokens: int) -> None:
     check_value("shard_tokens", shard_tokens, Count)
     if (out / MANIFEST).exists():
         raise LabError(
-            f"{out} already contains prepared data. Train on it with --data {out}, or give another "
-            "folder as --out."
+            f"{out} already contains prepared data. Train on it with --data {in_shell(out)}, or "
+            "give another folder as --out."
         )
 
 
 def _check_count(source: Source, pieces: int, every: int) -> None:
     """Refuse a source that is too short to have documents for validation."""
     if not pieces:
-        raise LabError(f"There is no text in {source.name}: all of its files are empty.")
-    if pieces < every:
+        raise LabError(f"There is no text in {source.name}: all of its documents are empty.")
+    if pieces == 1:
         raise LabError(
-            f"{source.name} has {pieces} documents, and every {every}th is for validation, so "
-            f"there would be none. Raise --val-fraction to {1 / max(pieces, 2):.2g} or more."
+            f"{source.name} has one document, shorter than 64 KB, and training and validation need "
+            "one each. Give more text, or divide it into several files in a folder."
+        )
+    if pieces < every:
+        # Rounded up: a smaller fraction would leave no document for validation.
+        enough = math.ceil(1000 / pieces) / 1000
+        raise LabError(
+            f"{source.name} has {pieces} documents, and one of every {every} is for validation, so "
+            f"there would be none. Raise --val-fraction to {enough:g} or more."
         )
 
 

@@ -86,6 +86,8 @@ class Trained:
 
     def __init__(self, bpe: Any) -> None:
         self.bpe = bpe
+        # The text "<|endoftext|>" in a document is text, as with GPT-2's BPE, and not its end.
+        bpe.encode_special_tokens = True
         self.size = bpe.get_vocab_size()
         self.end = bpe.token_to_id(self.END)
         self.name = f"bpe:{self.size}"

@@ -27,7 +27,7 @@ NAME = "challenge"
 RATIO = "the baseline's final ratio"
 """A placeholder for a number that is known after the baseline is trained."""
 
-SHARED = ("optimizer", "init_seed", "data_seed", "dropout_seed", "data", "tokenizer")
+SHARED = ("init_seed", "data_seed", "dropout_seed", "data", "tokenizer")
 """Settings that the text of an arm cannot change. Arms are paired: they share seeds and data."""
 
 
@@ -96,11 +96,14 @@ def parse_arm(text: str) -> Arm:
             raise LabError(
                 f"The arm {text!r} should be NAME:key=value,key=value; {pair!r} has no value."
             )
+        if key == "optimizer":
+            raise LabError(
+                f"The arm {text!r} names two optimizers. Give one, as in --arms {value}."
+            )
         if key in SHARED:
             raise LabError(
-                f"The arm {text!r} cannot have {key} of its own: NAME is its optimizer, and all "
-                "arms share their seeds and data. Give seeds and data to all arms, as "
-                f"--{key.replace('_', '-')}."
+                f"The arm {text!r} cannot have {key} of its own: all arms share their seeds and "
+                f"data. Give it to all arms, as --{key.replace('_', '-')}."
             )
         changes[key] = _read(key, value.strip())
     words = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changes.items())
@@ -173,9 +176,11 @@ def check_settings(settings: Mapping[str, Any], given: Sequence[str] = ()) -> No
     for key in given:
         left = [c for arm, c in zip(arms, configs, strict=True) if key not in arm.changes]
         if not left:
+            value = base.flat()[key]
+            instead = value if key == "optimizer" else f"adamwn:{key}=VALUE"
             raise LabError(
-                f"{key}={base.flat()[key]} would have no effect: every arm has its own. Use --arms "
-                f"instead, as in --arms adamwn:{key}=VALUE."
+                f"{key}={value} would have no effect: every arm has its own. Use --arms instead, "
+                f"as in --arms {instead}."
             )
         why = [unused(config, [key]).get(key) for config in left]
         if all(why):

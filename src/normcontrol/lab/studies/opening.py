@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from normcontrol.lab.studies import STUDIES, challenge
 from normcontrol.lab.study.cells import Data, Study
 from normcontrol.lab.study.ledger import STUDY, Ledger
 from normcontrol.lab.study.scales import SCALES
+from normcontrol.lab.text import in_shell
 from normcontrol.lab.training.run_folder import CONFIG, FREE
 
 
@@ -48,10 +50,13 @@ def _from_file(name: str) -> Study:
         raise LabError(
             f"There is no file {path!r} with a study. Give it as path/to/file.py:function."
         )
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    # Its name is no other module's, whatever the file is called. A dataclass in it needs its entry
+    # in sys.modules.
+    spec = importlib.util.spec_from_file_location(f"normcontrol study {Path(path).stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     found = getattr(module, function or "study", None)
     if isinstance(found, Study):
@@ -60,10 +65,11 @@ def _from_file(name: str) -> Study:
         known = [
             key
             for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", "") == module.__name__
+            if isinstance(value, Study)
+            or (callable(value) and getattr(value, "__module__", "") == module.__name__)
         ]
         raise LabError(
-            f"{path} has no function {function or 'study'!r}. "
+            f"{path} has no function and no Study {function or 'study'!r}. "
             f"{nearest(function, known) if known else 'It has none at all.'}"
         )
     about = " ".join((found.__doc__ or "").split())
@@ -80,7 +86,7 @@ def open_folder(out: Path) -> Ledger:
             )
         raise LabError(
             f"{out} contains no study: there is no {STUDY} in it. Run one with `normcontrol study "
-            f"NAME --out {out}`."
+            f"NAME --out {in_shell(out)}`."
         )
     stored = read_json(out / STUDY, "study", "scale", "data", "also_validate", "digests")
     settings = stored.get("settings")

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from normcontrol.lab.training.config import Config, differences
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.training.config import Config, differences, plain
 from normcontrol.lab.training.run_folder import BY_DIGEST, FREE
 
 if TYPE_CHECKING:
@@ -72,10 +73,16 @@ def grid(
     >>> [cell.label for cell in grid("AdamW", Config(), lr=[1e-3, 2e-3], seeds=[0, 1])][:3]
     ['AdamW lr=0.001 seed=0', 'AdamW lr=0.001 seed=1', 'AdamW lr=0.002 seed=0']
     """
+    for name, given in {**axes, "seeds": seeds}.items():
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise LabError(
+                f"{name}={given!r} is one value, and grid makes a cell for each value of a list. "
+                "Give a list, also for a single value."
+            )
     cells = []
     for values in itertools.product(*axes.values()):
-        settings = dict(zip(axes, values, strict=True))
-        for seed in seeds:
+        settings = dict(zip(axes, map(plain, values), strict=True))
+        for seed in map(plain, seeds):
             config = base.with_(**settings, init_seed=seed, data_seed=seed, dropout_seed=seed)
             cells.append(Cell(arm, config, seed, tuple(settings.items()), part))
     return cells

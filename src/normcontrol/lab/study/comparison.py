@@ -168,11 +168,13 @@ def _shared(trials: Iterable[Trial]) -> list[int]:
 
 
 def _grid(trials: Iterable[Trial]) -> dict[str, list[float]]:
-    """The settings of which several numbers were tried, with the numbers in order."""
+    """The settings of which several numbers were tried, with the numbers in order. A switch is no
+    number, though Python counts True as 1: nothing lies beyond it."""
     tried: dict[str, set[float]] = {}
     for trial in trials:
         for key, value in trial.cells[0].settings:
-            if isinstance(value, int | float) and math.isfinite(value):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and math.isfinite(value):
                 tried.setdefault(key, set()).add(value)
     return {key: sorted(values) for key, values in tried.items() if len(values) > 1}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,14 @@ class Ledger:
 
     def cells(self, done: Results) -> list[Cell]:
         """The cells that the study wants, on the data of this folder."""
-        return [
-            replace(cell, config=self.placed(cell.config))
-            for cell in self.study.cells(self.scale, done)
-        ]
+        found = self.study.cells(self.scale, done)
+        cells = list(found) if isinstance(found, Iterable) else [None]
+        if not all(isinstance(cell, Cell) for cell in cells):
+            raise LabError(
+                f"The function of the study {self.name} returned {str(found)[:60]}, where a list "
+                "of cells is needed. Return what grid() makes."
+            )
+        return [replace(cell, config=self.placed(cell.config)) for cell in cells]
 
     def placed(self, config: Config) -> Config:
         """A config with the data of this folder, where it differs from the study's own."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.study.cells import Cell, unique
 from normcontrol.lab.study.executors import Execute, local
 from normcontrol.lab.study.ledger import WORK, Ledger
@@ -19,6 +20,7 @@ from normcontrol.lab.study.worker import Job, Show, discard, silent
 from normcontrol.lab.training import parallel
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.device import choose, describe
+from normcontrol.lab.training.options import check_used
 from normcontrol.lab.training.signals import interruptible
 
 MARGIN = 1.1
@@ -89,6 +91,8 @@ class Runner:
                 }
                 if not todo:
                     break
+                for cell in todo.values():
+                    _check_settings(cell)
                 for job, record in execute(self._jobs(todo, interrupted)):
                     if record is None:
                         self.stopped = BY_HAND
@@ -178,6 +182,17 @@ class Runner:
 
             return cluster(self.workers, choose(self.device).type == "cuda")
         return local(self.workers, self.show)
+
+
+def _check_settings(cell: Cell) -> None:
+    """Refuse a trial with a setting that has no effect. All values of it would give the same
+    result, as if it made no difference."""
+    values = cell.config.flat()
+    own = [key for key, value in cell.settings if key in values and values[key] == value]
+    try:
+        check_used(cell.config, own)
+    except LabError as error:
+        raise LabError(f"{cell.label}: {error}") from None
 
 
 def _size(config: Config) -> float:

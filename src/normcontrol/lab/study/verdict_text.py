@@ -25,10 +25,10 @@ def lines(verdict: Verdict, width: int | None = None) -> Iterator[str]:
             yield from columns([headings, *verdict.best_of(COUNTS)], width)
     if verdict.findings:
         yield ""
-        yield HOW
+        yield from wrapped(HOW, width)
         for says, outcome, numbers, refuted_if in verdict.claims():
             said = [says, f"Refuted if {refuted_if}.", *([numbers] if numbers else [])]
-            inner = None if width is None else max(width - 11, 20)
+            inner = None if width is None else max(width - 11, 12)
             for i, line in enumerate(line for text in said for line in wrapped(text, inner)):
                 yield f"{'' if i else outcome.upper():10} {line}"
     if verdict.study.published:

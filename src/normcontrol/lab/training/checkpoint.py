@@ -19,6 +19,7 @@ import torch
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import replacing, sha256
+from normcontrol.lab.text import in_shell
 
 NAME = re.compile(r"step-(\d+)-([0-9a-f]{16})\.pt")
 KEPT = 2
@@ -56,7 +57,7 @@ def _cannot_write(folder: Path, step: int, error: BaseException) -> str:
     )
     return (
         f"The checkpoint of step {step} could not be written to {folder} ({error}). The disk has "
-        f"{free} free. {intact} `normcontrol train --resume {folder.parent}`."
+        f"{free} free. {intact} `normcontrol train --resume {in_shell(folder.parent)}`."
     )
 
 

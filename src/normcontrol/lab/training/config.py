@@ -8,6 +8,7 @@ config as JSON. This file may not import torch, and it knows nothing of how a co
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -176,7 +177,7 @@ class Config:
         return {key: value for part in parts for key, value in vars(part).items()}
 
     def with_(self, **changes: Any) -> Config:
-        """A copy with some fields changed, by name. A list becomes a tuple.
+        """A copy with some fields changed, by name. Values become :func:`plain`.
 
         >>> Config().with_(lr=2e-3, layers=6).optim.lr
         0.002
@@ -186,7 +187,7 @@ class Config:
             if key not in PART_OF:
                 raise LabError(f"{key!r} is not a setting of a run. {nearest(key, PART_OF)}")
             own = by_part.setdefault(PART_OF[key], {})
-            own[key] = tuple(value) if isinstance(value, list) else value
+            own[key] = plain(value)
         parts = {part: replace(getattr(self, part), **own) for part, own in by_part.items()}
         return replace(self, **parts)
 
@@ -207,6 +208,18 @@ class Config:
         return cls().with_(
             **{key: value for part in stored.values() for key, value in part.items()}
         )
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can store it: numbers of Python in place of those of numpy and torch, and
+    tuples in place of lists.
+
+    >>> plain([1, 2])
+    (1, 2)
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 PART_OF = {key: part for part, own in vars(Config()).items() for key in vars(own)}
@@ -233,6 +246,13 @@ def check(config: Config) -> None:
         raise LabError(
             f"warmup={o.warmup} is not less than steps={r.steps}: the learning rate would never "
             f"reach its peak. Use a shorter warm-up, {max(r.steps // 20, 1)} for example."
+        )
+    if o.schedule == "wsd" and o.min_lr < 1 and o.warmup + o.decay * r.steps > r.steps + 1:
+        longest = math.floor(1000 * (1 - o.warmup / r.steps) + 1e-6) / 1000
+        raise LabError(
+            f"warmup={o.warmup} and decay={o.decay} overlap in steps={r.steps}: the learning rate "
+            "would jump down at the end of the warm-up, before it has reached its peak. Use a "
+            f"shorter warm-up, or a decay of {longest}."
         )
 
 

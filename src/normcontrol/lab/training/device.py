@@ -52,8 +52,27 @@ def choose(name: str, local_rank: int = 0) -> torch.device:
             )
         if device.index is None:
             device = torch.device("cuda", local_rank)
+        if device.index >= (count := torch.cuda.device_count()):
+            raise LabError(
+                f"device={str(device)!r} was requested, but the highest GPU that torch finds is "
+                f"cuda:{count - 1}. Give that one or a lower one, or start fewer processes."
+            )
         torch.cuda.set_device(device)
+    elif device.type != "cpu":
+        _check_computes(device)
     return device
+
+
+def _check_computes(device: torch.device) -> None:
+    """Refuse a device that torch knows by name and cannot compute on: one that this torch is not
+    built for or that is not in this machine, and "meta", which stores no numbers."""
+    try:
+        torch.ones(1, device=device).item()
+    except Exception as error:  # each kind of device raises errors of its own
+        raise LabError(
+            f"device={str(device)!r} cannot be used here ({str(error).splitlines()[0]}). Give "
+            "auto, cpu, cuda, or cuda:1."
+        ) from None
 
 
 def precision(name: str, device: torch.device) -> torch.dtype | None:

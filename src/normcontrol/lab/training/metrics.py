@@ -19,6 +19,7 @@ from typing import Any
 
 from normcontrol.lab.errors import LabError, explain
 from normcontrol.lab.files import read_text, sha256, truncate, write_text
+from normcontrol.lab.text import in_shell
 from normcontrol.lab.training.config import Config
 from normcontrol.watch.trackers import JSONL, TensorBoard, Tracker, WandB
 
@@ -124,7 +125,8 @@ class Log(contextlib.AbstractContextManager["Log"]):
         except OSError as error:
             raise LabError(
                 f"The logs could not be written. {explain(error, self.folder)} A run goes on from "
-                f"its last checkpoint with `normcontrol train --resume {self.folder}`."
+                f"its last checkpoint with `normcontrol train --resume "
+                f"{in_shell(self.folder)}`."
             ) from error
 
 

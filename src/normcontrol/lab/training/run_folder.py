@@ -24,6 +24,7 @@ from normcontrol.lab.data.batches import Dataset
 from normcontrol.lab.data.tokenizer import Trained
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import claimed, read_json, read_text, write_json, write_text
+from normcontrol.lab.text import in_shell
 from normcontrol.lab.training.config import Config, differences
 from normcontrol.lab.training.device import describe
 
@@ -58,7 +59,7 @@ def _check_free(folder: Path) -> None:
     if (folder / CONFIG).exists():
         raise LabError(
             f"{folder} already contains a run. Resume it with `normcontrol train --resume "
-            f"{folder}`, or give another --out."
+            f"{in_shell(folder)}`, or give another --out."
         )
     if any((folder / CHECKPOINTS).glob("*.pt")):
         raise LabError(
