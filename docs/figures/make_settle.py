@@ -1,5 +1,5 @@
 """Draws docs/figures/settle.png from the records of the study ``settle``, and prints the tables of
-the page settle.md: ``python docs/figures/make_settle.py``.
+the pages settle.md and larger.md: ``python docs/figures/make_settle.py``.
 
 It reads records and trains nothing.
 """
@@ -7,6 +7,7 @@ It reads records and trains nothing.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from normcontrol.lab.studies import gpt2, settle
+from normcontrol.lab.studies import gpt2, larger, settle
 from normcontrol.lab.studies.muon import LESS_DECAY
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.optimizers import MUON, MUON_CONTROLLED
@@ -29,7 +30,7 @@ from normcontrol.lab.studies.settled import (
     SQRT,
     TENSOR,
 )
-from normcontrol.lab.studies.tuning import TUNING
+from normcontrol.lab.studies.tuning import TUNING, Arm
 from normcontrol.lab.study.comparison import choose
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
 from normcontrol.lab.study.statistics import paired
@@ -43,6 +44,7 @@ CONFIRMED = RESULTS.with_name("confirm-small")
 MUONS = RESULTS.with_name("muon-tiny")
 CAUSES = RESULTS.with_name("causes-tiny")
 GPT2 = RESULTS.with_name("gpt2-small")
+LARGER = RESULTS.with_name("larger-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -65,11 +67,11 @@ def chosen(found: Evidence, arm: str) -> Trial:
     return choice.trial
 
 
-def tuning(found: Evidence) -> str:
+def tuning(found: Evidence, arms: Mapping[str, Arm] = settle.ARMS) -> str:
     """The trials of every tuned arm with seed 0, in the order in which they were run. An arm that
     is not tuned to the end has no best one."""
     rows = [["arm", "trials and their losses, the best one in bold"], ["---"] * 2]
-    for arm in settle.ARMS:
+    for arm in arms:
         if not found.trials(arm, TUNING):
             continue
         order = {c.trial: None for c in found.cells if (c.arm, c.part) == (arm, TUNING)}
@@ -81,7 +83,7 @@ def tuning(found: Evidence) -> str:
             trial = by_name[name]
             text = f"{' '.join(f'{v:g}' for _, v in trial.cells[0].settings)}: {trial.mean():.4f}"
             words.append(f"**{text}**" if trial is best else text)
-        rows.append([f"{arm} (lr, {settle.ARMS[arm].key})", "; ".join(words)])
+        rows.append([f"{arm} (lr, {arms[arm].key})", "; ".join(words)])
     return table(rows)
 
 
@@ -160,6 +162,22 @@ def muons() -> str:
         count, mean = str(len(trial.seeds)), f"{trial.mean():.4f}"
         rows.append([trial.arm, f"{lr:g}", f"{value:g}", count, mean, less])
     return table(rows)
+
+
+def larger_model() -> str:
+    """Every arm of the study ``larger``: its tuning, and the fresh seeds against AdamW."""
+    found = evidence(LARGER)
+    rows = [["arm", "lr", "decay, gain or ratio", "seeds", "mean loss", "s.d.", "minus AdamW"]]
+    rows = [[*rows[0], "final gain"], ["---"] * 8]
+    (adamw,) = found.trials(ADAMW, "seeds")
+    for arm in larger.ARMS:
+        (trial,) = found.trials(arm, "seeds")
+        settings = [f"{value:g}" for _, value in trial.cells[0].settings]
+        less = "-" if arm == ADAMW else str(difference(trial, adamw))
+        numbers = [f"{trial.mean():.4f}", f"{statistics.stdev(trial.values()):.4f}", less]
+        seeds = str(len(trial.seeds))
+        rows.append([arm, *settings, seeds, *numbers, f"{trial.mean('gain'):.2f}"])
+    return "\n\n".join((tuning(found, larger.ARMS), table(rows), claims(LARGER)))
 
 
 def causes() -> str:
@@ -266,7 +284,7 @@ def main() -> None:
         found = evidence(folder)
         parts = [part(found) for part in (tuning, seeds, differences, course, decays)]
         print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
-    print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), sep="\n\n")
+    print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), larger_model(), sep="\n\n")
     draw(found, HERE / "settle.png")
 
 

@@ -74,6 +74,7 @@ def test_the_summary_says_what_the_claims_say():
         ("confirm-small", f"AdamWN {lower}.", "supported"),
         ("rise-tiny", f"{rising} {lower}.", "refuted"),
         ("growth-tiny", f"{rising}, steps x3 is level with AdamW", "supported"),
+        ("larger-tiny", f"{rising} is level with AdamW", "supported"),
         ("walk-tiny", lower, "not shown"),
         ("shape-tiny", "as a random walk is level with AdamW", "supported"),
         ("causes-tiny", "Feedback does not matter", "supported"),
@@ -93,9 +94,8 @@ def test_the_table_of_the_readme_has_rows_of_that_of_the_results():
     all_rows = [row[:6] for row in rows("docs/results.md", heading)]
     some = rows("README.md", heading)
     assert some == [row for row in all_rows if row in some]  # in the same order
-    assert [row for row in all_rows if row[0] != "0.17 M"][1:] == [
-        row for row in some if row[0] != "0.17 M"
-    ]
+    left_out = [row for row in all_rows if row[0] != "0.17 M" and row not in some]
+    assert [(row[0], row[3]) for row in left_out] == [("45 M", "6 trials each")]  # see ``confirm``
     assert {row[1] for row in some if row[0] == "0.17 M"} == {"600", "1,800", "5,400"}
 
 
@@ -465,6 +465,23 @@ def test_the_speed_of_training_on_a_gpu_is_that_of_the_file():
         assert f"{hours:.0f} hours a run there at {adamwn / 1000:.0f},000 tokens a second" in read(
             page
         )
+
+
+@pytest.mark.parametrize("page", ["docs/larger.md", "docs/make_results.py"])
+def test_what_larger_shows_is_what_its_claims_say(page, monkeypatch):
+    text = read(page)
+    for says, expected in (
+        ("AdamWN has a lower validation loss than AdamW.", "refuted"),
+        ("AdamWN, rising target is level with AdamW", "supported"),
+    ):
+        outcome, numbers = claim("larger-tiny", says)
+        assert outcome == expected, f"{page} has to say what is shown"
+        assert differences(numbers)[0].lstrip("+") in text
+    assert claim("larger-tiny", "AdamWN, rising target has a lower")[0] == "not shown"
+    if page == "docs/larger.md":
+        monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+        made = importlib.import_module("make_settle")
+        assert made.larger_model() in (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", ["docs/budget.md", "docs/make_results.py"])
