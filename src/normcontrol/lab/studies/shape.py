@@ -34,12 +34,12 @@ SEEDS = range(261, 281)
 """No study was run with them before."""
 
 
-def walk(config: Config) -> list[float]:
+def walk(config: Config, end: float = END) -> list[float]:
     """r_t^2 - 1 is proportional to the sum of lr^2 up to step t: the norm of a random walk whose
     steps are as long as the learning rate."""
     squares = [lr_at(config, step) ** 2 for step in range(1, config.run.steps + 1)]
     sums = list(itertools.accumulate(squares))
-    return [math.sqrt(1 + (END**2 - 1) * part / sums[-1]) for part in sums]
+    return [math.sqrt(1 + (end**2 - 1) * part / sums[-1]) for part in sums]
 
 
 def straight(config: Config) -> list[float]:

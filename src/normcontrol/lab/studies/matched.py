@@ -1,0 +1,69 @@
+"""The study ``matched``: the paper's protocol on the model of ``larger``.
+
+AdamW as ``larger`` tuned it, and AdamWN at AdamW's final norm with everything else as AdamW has it:
+with the paper's target, which rises in a twentieth of the run, and with one that grows as a random
+walk, which ``walk`` found level with AdamW on a smaller model. Nothing is tuned. The plan is in
+docs/larger.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.studies.larger import STEPS, TUNED
+from normcontrol.lab.studies.settled import ADAMW, MARGIN
+from normcontrol.lab.studies.shape import WALK, walk
+from normcontrol.lab.study.cells import Cell, Study
+from normcontrol.lab.study.claims import Claim, level, lower_loss
+from normcontrol.lab.study.records import Results
+
+PAPERS = "AdamWN, the paper's ramp"
+ARMS = (ADAMW, PAPERS, WALK)
+
+LR, DECAY, END = 6e-3, 0.3, 1.253
+"""AdamW's learning rate and decay, as ``larger`` chose them, and its mean final ratio there."""
+
+SEEDS = range(341, 361)
+"""No study was run with them before."""
+
+
+def cells(scale: str, done: Results) -> list[Cell]:
+    """Seed by seed, all arms."""
+    del done
+    if scale != "tiny":
+        raise LabError(f"matched has no plan for the scale {scale}: its model is for a CPU, tiny.")
+    return [cell for seed in SEEDS for cell in of_seed(seed)]
+
+
+def of_seed(seed: int) -> list[Cell]:
+    """AdamW's run with a seed, and the runs of AdamWN."""
+    own = TUNED.trial(ADAMW, seed, LR, DECAY, "seeds")
+    papers = own.config.with_(optimizer="AdamWN", rate=0.1, ratio=END, ramp=STEPS // 20)
+    path = tuple(round(ratio, 6) for ratio in walk(own.config, END))
+    walking = own.config.with_(optimizer="AdamWN-follow", path=path)
+    settings = own.settings[:1]
+    return [
+        own,
+        replace(own, arm=PAPERS, config=papers, settings=settings),
+        replace(own, arm=WALK, config=walking, settings=settings),
+    ]
+
+
+STUDY = Study(
+    "matched",
+    cells,
+    "AdamW as the study larger tuned it, and AdamWN at its final norm: with the paper's ramp, and "
+    "with a target that grows as a random walk.",
+    ADAMW,
+    (
+        lower_loss("the paper's", PAPERS, ADAMW),
+        lower_loss("lower", WALK, ADAMW),
+        Claim(
+            "level",
+            f"{WALK} is level with {ADAMW}, within {MARGIN:g}.",
+            f"the interval of {WALK} minus {ADAMW} lies beyond {MARGIN:g} on one side",
+            level(WALK, ADAMW, MARGIN),
+        ),
+    ),
+)
