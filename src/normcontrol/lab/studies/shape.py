@@ -17,7 +17,7 @@ from normcontrol.lab.studies.follow import CHOSEN
 from normcontrol.lab.studies.search import trial
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import Claim, level, lower_loss
+from normcontrol.lab.study.claims import level_loss, lower_loss
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.optimizers import lr_at
@@ -85,12 +85,7 @@ STUDY = Study(
     "run.",
     ADAMW,
     (
-        Claim(
-            "level",
-            f"{WALK} is level with AdamW, within {MARGIN:g}.",
-            f"the interval of {WALK} minus {ADAMW} lies beyond {MARGIN:g} on one side",
-            level(WALK, ADAMW, MARGIN),
-        ),
+        level_loss("level", WALK, ADAMW, MARGIN),
         lower_loss("walk", WALK, STRAIGHT),
         lower_loss("straight", STRAIGHT, AT_ONCE),
     ),

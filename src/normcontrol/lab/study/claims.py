@@ -136,6 +136,16 @@ def level(
     return rule
 
 
+def level_loss(name: str, arm: str, than: str, margin: float) -> Claim:
+    """The claim that an arm is level with another, by the rule :func:`level`."""
+    return Claim(
+        name,
+        f"{arm} is level with {than}, within {margin:g}.",
+        f"the interval of {arm} minus {than} lies beyond {margin:g} on one side",
+        level(arm, than, margin),
+    )
+
+
 def all_within(numbers: str, found: Sequence[Difference | None], margin: float) -> Finding:
     """The finding of several paired differences that must all lie within a margin: refuted if one
     lies beyond it, or is None because a run diverged."""
