@@ -96,7 +96,9 @@ def shown(folder: Path) -> Shown:
     verdict = judge(ledger)
     path = folder / "notes.md"
     written = path.read_text(encoding="utf-8") if path.exists() else ""
-    written = re.sub(r"\]\(\.\./\.\./docs/(results/)?", lambda m: "](" + "../" * (not m[1]), written)
+    written = re.sub(
+        r"\]\(\.\./\.\./docs/(results/)?", lambda m: "](" + "../" * (not m[1]), written
+    )
     question, _, notes = written.strip().partition("\n\n")
     asks = " ".join(question.split()) or verdict.study.about
     return Shown(folder, ledger.name, verdict, asks, notes)

@@ -79,6 +79,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("source/"):
         return markdown
     here = posixpath.dirname(page.file.src_uri)
+    if here == "results":
+        page.meta["hide"] = ["navigation"]  # these pages are not in it, and their tables are wide
     folder = ROOT if page.file.src_uri in ("index.md", "changes.md") else ROOT / "docs" / here
 
     def moved(link: re.Match[str]) -> str:
