@@ -140,8 +140,13 @@ def front(results: Path, found: Sequence[Shown]) -> str:
 
 def linked(row: str) -> str:
     """A row of a table by question, with links to the claims and every outcome in a line."""
-    row = re.sub(r"(\*\* )\(([\w-]+): ([^)]+)\)", r"\1([\2](results/\2.md#claims), \3)", row)
-    return row.replace("); ", ")<br>")
+    claim = r"(\*\* )\(([\w-]+): ([^)]+)\)(; )?"
+
+    def link(found: re.Match[str]) -> str:
+        start, study, name, more = found.groups()
+        return f"{start}([{study}](results/{study}.md#claims), {name})" + "<br>" * bool(more)
+
+    return re.sub(claim, link, row)
 
 
 def overview(found: Sequence[Shown]) -> str:

@@ -65,6 +65,7 @@ def test_the_page_answers_in_this_order_and_is_short():
 @pytest.mark.parametrize(("question", "answer", "outcomes"), QUESTIONS, ids=lambda cell: cell[:40])
 def test_an_answer_is_what_the_claims_say(question, answer, outcomes, monkeypatch):
     assert question.endswith("?")
+    assert "<br>" not in question + answer
     assert len(re.findall(r"[.!?](?:\s|$)", answer)) <= 2
     if outcomes == "no claim":
         assert NUMBER.findall(answer) == []
