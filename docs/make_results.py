@@ -87,6 +87,8 @@ class Shown:
     def weights(self) -> str:
         """The number of weights of the model of most runs, and the range if there are others."""
         sizes = Counter(size_of(record) for record in self.records)
+        if not sizes:
+            return "-"
         most, low, high = sizes.most_common(1)[0][0], min(sizes), max(sizes)
         return millions(most) + (f" ({millions(low)} to {millions(high)})" if low < high else "")
 
