@@ -168,3 +168,11 @@ def test_notes_are_written_for_the_folder_that_they_lie_in(make_results, tmp_pat
     (one,) = make_results.studies(tmp_path)
     assert one.asks == "Is it so?"
     assert one.notes == "[a](../idea.md#b) [c](d.md) [e](../../src/f.py)"
+
+
+def test_a_study_of_which_nothing_was_run_has_a_page(make_results, tmp_path):
+    (tmp_path / "kept-tiny").mkdir()
+    shutil.copy(ROOT / "results/kept-tiny/study.json", tmp_path / "kept-tiny")
+    (one,) = make_results.studies(tmp_path)
+    assert "- Nothing was run yet.\n" in "\n".join(make_results.page(one))
+    assert cells(make_results.index([one]).splitlines()[2])[2:] == ["-", "0", "1 not run"]
