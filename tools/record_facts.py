@@ -1,5 +1,5 @@
 """Prints the numbers that the docs take from single records under results/: they are in no table of
-docs/results.md. ``tests/project/test_results_in_docs.py`` compares the pages with them.
+docs/results/. ``tests/project/test_results_in_docs.py`` compares the pages with them.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def problems(root: Path = ROOT) -> list[str]:
     for names in re.findall(named, (root / "README.md").read_text(), re.M):
         if (other := "".join(names)) != version:
             found.append(f"README.md names version {other!r}, but __version__ is {version!r}.")
-    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
     for page in pages:
         if re.search(r"pip install '?normcontrol(?![^\n]*(whl|git\+))", page.read_text()):
             found.append(

@@ -6,6 +6,7 @@ The reference page is made from the list of public names in this file, and the t
 notebook. Used by mkdocs.yml.
 """
 
+import posixpath
 import re
 import sys
 from pathlib import Path
@@ -66,7 +67,7 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "reference.md", content=reference()))
     tutorial = notebook.markdown(ROOT / "docs/tutorial.ipynb")
     files.append(File.generated(config, "tutorial.md", content=tutorial))
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     names = {name for page in pages for name in linked(page)} - {"README.md", "CHANGELOG.md"}
     for name in sorted(names):
         files.append(File.generated(config, f"source/{name}.md", content=shown(name)))
@@ -75,15 +76,18 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replace the links of a page by links to the pages of the site."""
-    folder = ROOT if page.file.src_uri in ("index.md", "changes.md") else ROOT / "docs"
     if page.file.src_uri.startswith("source/"):
         return markdown
+    here = posixpath.dirname(page.file.src_uri)
+    if here == "results":
+        page.meta["hide"] = ["navigation"]  # these pages are not in it, and their tables are wide
+    folder = ROOT if page.file.src_uri in ("index.md", "changes.md") else ROOT / "docs" / here
 
     def moved(link: re.Match[str]) -> str:
         target = link[2]
         if re.match(r"\w+:", target):
             return link[0]
-        return f"{link[1]}{place(folder, target)}{link[3] or ''}{link[4]}"
+        return f"{link[1]}{posixpath.relpath(place(folder, target), here)}{link[3] or ''}{link[4]}"
 
     return LINK.sub(moved, markdown)
 

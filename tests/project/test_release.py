@@ -95,7 +95,7 @@ def test_links_of_the_pages_for_contributors_lead_somewhere():
 
 
 def test_every_command_that_a_page_names_exists():
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("submissions/*/*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("submissions/*/*.md")]
     named = {
         (command, page.name)
         for page in pages

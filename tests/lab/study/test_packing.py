@@ -147,3 +147,27 @@ def test_the_command_merges_and_packs(study, tmp_path, capsys):
     assert "--data would have no effect" in capsys.readouterr().err
     assert main(["study", "rise", "--out", str(out), "--pack"]) != 0
     assert "contains another study" in capsys.readouterr().err
+
+
+def test_notes_beside_the_records_disturb_no_command(study, tmp_path, capsys):
+    out, other = tmp_path / "out", tmp_path / "other"
+    run = ["study", study, "--device", "cpu", "--only", "seed=0", "--out"]
+    assert main([*run, str(out)]) == 0
+    commands = (
+        ["verdict", str(out)],
+        ["study", study, "--out", str(other), "--merge", str(out), "--pack"],
+        ["study", study, "--out", str(out), "--pack"],
+        [*run, str(out)],
+        ["report", str(out)],
+    )
+    capsys.readouterr()
+    assert main(commands[0]) == 0
+    before = capsys.readouterr().out
+    notes = out / "notes.md"
+    notes.write_text("Does it hold?\n\nIt does.\n")
+    for command in commands:
+        assert main(command) == 0, command
+        assert "notes.md" not in capsys.readouterr().out
+    assert notes.read_text() == "Does it hold?\n\nIt does.\n"
+    assert main(commands[0]) == 0
+    assert capsys.readouterr().out == before
