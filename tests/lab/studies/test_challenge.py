@@ -296,3 +296,10 @@ def test_a_run_that_diverged_is_said_and_not_compared():
     verdict = verdict_on({"AdamW": [3.0, 3.1], "AdamWN": [2.9, float("inf")]})
     assert verdict.sentences() == ["AdamWN diverged in 1 of 2 runs, so that nothing is compared."]
     assert verdict.table()[1][1:3] == ["diverged", "-"]
+
+
+def test_a_control_that_diverged_is_said():
+    losses = {"AdamW": [3.0], "AdamWN": [2.9], "AdamW from scaled weights": [float("inf")]}
+    (sentence,) = verdict_on(losses, ("adamwn", "scaled")).sentences()
+    assert "AdamW from scaled weights diverged in 1 of 1 runs." in sentence
+    assert "inf" not in sentence
