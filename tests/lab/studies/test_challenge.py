@@ -256,6 +256,7 @@ def test_arms_are_parsed_with_their_changes():
         ),
         ("adamw:lr=fast", "lr='fast' is not a number"),
         ("adamw:lr", "'lr' has no value"),
+        ("adamw:lr=1e-3,lr=2e-3", "has two values for lr. Give one of them."),
         ("adamwn:scope=tensr", "scope='tensr' is not a choice. Did you mean tensor"),
     ],
 )

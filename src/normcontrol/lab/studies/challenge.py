@@ -106,6 +106,8 @@ def parse_arm(text: str) -> Arm:
                 f"The arm {text!r} cannot have {key} of its own: all arms share their seeds and "
                 f"data. Give it to all arms, as --{key.replace('_', '-')}."
             )
+        if key in changes:
+            raise LabError(f"The arm {text!r} has two values for {key}. Give one of them.")
         changes[key] = _read(key, value.strip())
     words = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changes.items())
     other_target = {"ratio": None} if "gain" in changes else {}
