@@ -22,9 +22,9 @@ FIGURES = ("figures.png", "figures.pdf")
 NOTE = (
     "Each arm by its trial with the most seeds, and of those the best in the first third of the "
     "seeds that all have. Differences pair runs that share initial weights and the order of the "
-    "data, in the other seeds (pairs: how many); ± is half of the 95 % interval (Student's t), "
-    "each by itself. n, val loss and s.d. (the standard deviation) are of all seeds of the trial. "
-    "Detectable: the difference that four of five such studies would show."
+    "data, in the seeds that chose neither (pairs: how many); ± is half of the 95 % interval "
+    "(Student's t), each by itself. n, val loss and s.d. (the standard deviation) are of all seeds "
+    "of the trial. Detectable: the difference that four of five such studies would show."
 )
 
 

@@ -77,6 +77,9 @@ def choose(trials: Sequence[Trial], made: int | None = None) -> Choice | None:
     in the first third of the seeds that all trials have, at least one. A trial that diverged in any
     seed is not chosen if there are others.
 
+    Seeds in which it did better than a trial that was given fewer seeds count as used for the
+    choice too: they may be why the other was given no more.
+
     ``made`` is the number of trials behind the choice, where it is not that of these trials.
     """
     if not trials:
@@ -89,7 +92,7 @@ def choose(trials: Sequence[Trial], made: int | None = None) -> Choice | None:
         key=lambda t: (math.isinf(t.mean()), statistics.fmean(t.values(seeds=first or t.seeds))),
     )
     count = len(trials) if made is None else made
-    used = () if count == 1 else first or trial.seeds
+    used = () if count == 1 else _dropped(trials, trial).union(first) or trial.seeds
     return Choice(trials, trial, frozenset(used), count)
 
 
@@ -200,6 +203,17 @@ def _trials(count: int) -> str:
 def _shared(trials: Iterable[Trial]) -> list[int]:
     """The seeds that all trials have."""
     return sorted(set.intersection(*(set(t.seeds) for t in trials)))
+
+
+def _dropped(trials: Iterable[Trial], chosen: Trial) -> set[int]:
+    """The seeds of the trials with fewer seeds than the chosen one, which did better in them."""
+    found: set[int] = set()
+    for trial in trials:
+        seeds = [seed for seed in trial.seeds if seed in chosen.by_seed]
+        if len(trial.seeds) < len(chosen.seeds) and seeds:
+            mine, its = chosen.values(seeds=seeds), trial.values(seeds=seeds)
+            found.update(seeds if statistics.fmean(mine) <= statistics.fmean(its) else ())
+    return found
 
 
 def _grid(trials: Iterable[Trial]) -> dict[str, list[float]]:
