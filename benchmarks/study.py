@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
+from normcontrol.lab.cores import cores
 from normcontrol.lab.studies.bases import base
 from normcontrol.lab.studies.opening import begin
 from normcontrol.lab.study.cells import grid
-from normcontrol.lab.study.executors import cores
 from normcontrol.lab.study.runner import Runner
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.loop import train

@@ -98,7 +98,7 @@ def study(config: Config, tmp_path: Path) -> str:
             return first + grid("AdamWN", BASE.with_(optimizer="AdamWN", lr=best.config.optim.lr), ratio=[1.5], seeds=[0, 1])
 
         def spoiled(scale, done):
-            return grid("AdamW", BASE, lr=[1e-2]) + grid("AdamW", BASE.with_(context=33), lr=[2e-2])
+            return grid("AdamW", BASE, lr=[1e-2]) + grid("AdamW", BASE.with_(context=2**16, tokens_per_step=2**16), lr=[2e-2])
         """)
     )
     return f"{path}:decays"

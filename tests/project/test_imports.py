@@ -30,7 +30,7 @@ LAYERS = [
 """From bottom to top. A module imports from its own folder and from the layers below it."""
 
 LAB_LAYERS = [
-    {"errors", "files", "ranges", "seeds", "text"},
+    {"cores", "errors", "files", "ranges", "seeds", "text"},
     {"data"},
     {"training"},
     {"study"},

@@ -64,3 +64,23 @@ def test_a_command_that_is_suggested_can_be_copied_if_the_folder_has_spaces(
     assert capsys.readouterr().out.endswith(f"  normcontrol sample '{run}'\n")
     with pytest.raises(LabError, match=f"normcontrol train --resume '{run}'`"):
         train(config, run)
+
+
+def test_a_run_without_checkpoints_offers_no_text(config, tmp_path, capsys):
+    run = tmp_path / "run"
+    train(config.with_(steps=4, checkpoint_every=0), run)
+    assert main(["train", "--resume", str(run)]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"Done: {run}, with a validation loss of")
+    assert "sample" not in said
+    assert main(["sample", str(run)]) == 1
+    assert "has no checkpoint. A run writes one every --checkpoint-every" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_continued_like_this_is_not_said_to_continue(config, tmp_path, capsys):
+    run = tmp_path / "run"
+    train(config, run)
+    assert main(["train", "--resume", str(run), "--steps", "20"]) == 1
+    said = capsys.readouterr()
+    assert "steps was 12 when" in said.err
+    assert not said.out

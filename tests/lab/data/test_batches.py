@@ -72,9 +72,9 @@ def test_a_validation_split_shorter_than_the_context_is_refused():
     ):
         validation([np.arange(16)], 16)
     with pytest.raises(
-        LabError, match=r"The training split has 20 tokens, fewer than two contexts of 16"
+        LabError, match=r"has 32 tokens, but two contexts of 16 and the token after them are"
     ):
-        Batches([np.arange(20)], 16, 1, 0)
+        Batches([np.arange(32)], 16, 1, 0)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused():
@@ -208,3 +208,10 @@ def test_train_bin_and_val_bin_of_nanogpt_are_used_unchanged(tmp_path):
 def test_a_folder_without_data_is_refused(tmp_path):
     with pytest.raises(LabError, match=r"is not prepared data: there is no manifest.json in it"):
         dataset_in(tmp_path)
+
+
+def test_a_file_given_as_data_is_told_from_a_folder(tmp_path):
+    (tmp_path / "some text.txt").write_text("text")
+    with pytest.raises(LabError) as error:
+        dataset_in(tmp_path / "some text.txt")
+    assert f"prepare '{tmp_path / 'some text.txt'}' --out FOLDER`" in str(error.value)

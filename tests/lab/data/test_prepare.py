@@ -164,11 +164,13 @@ def test_a_finished_folder_is_not_overwritten(folder):
         prepared(folder / "texts", folder / "out")
 
 
-def test_cutting_a_long_document_does_not_change_its_tokens(tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", ["\n", "\r\n"], ids=["Unix", "Windows"])
+def test_cutting_a_long_document_does_not_change_its_tokens(tmp_path, monkeypatch, end):
     monkeypatch.setattr(corpus, "PIECE", 500)
     text = "def f(x):\n    return x  \n\n\n\tindented 'quotes' and ends  \n  \nnext\n" * 200
+    text = text.replace("\n", end)
     encoder = tokenizer.Trained.train([text], 300)
-    (tmp_path / "long.py").write_text(text)
+    (tmp_path / "long.py").write_bytes(text.encode())
     pieces = [piece for piece, _ in corpus.source(str(tmp_path / "long.py")).pieces()]
     assert len(pieces) > 10
     assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -286,8 +288,9 @@ def test_jsonl_and_parquet_without_the_column_are_refused(tmp_path):
 
 def test_too_few_documents_to_validate_on_are_refused(tmp_path):
     (tmp_path / "one.txt").write_text("just one\n")
-    assert "has one document, shorter than 64 KB, and training and validation need one" in message(
-        lambda: prepared(tmp_path / "one.txt", tmp_path / "out")
+    assert (
+        "has one document, and training and validation need one each. A document is divided"
+        in message(lambda: prepared(tmp_path / "one.txt", tmp_path / "out"))
     )
 
 

@@ -10,8 +10,9 @@ import pytest
 from fakes import FakeLedger, big, record
 
 from normcontrol.lab.report import study_page
-from normcontrol.lab.studies import STUDIES
+from normcontrol.lab.studies import STUDIES, challenge
 from normcontrol.lab.study.cells import Study, grid
+from normcontrol.lab.study.verdict import judge
 from normcontrol.lab.training.config import Config
 
 
@@ -113,6 +114,40 @@ def test_pointing_at_a_curve_names_it_and_dragging_zooms(browser, page):
         canvas.dblclick(position={"x": 200, "y": 60})
         assert shown.evaluate("panels[1].r") == before
         assert opened.said == []
+
+
+@pytest.mark.parametrize("seeds", [3, 4])
+def test_of_many_seeds_the_mean_is_drawn(browser, tmp_path, seeds):
+    def cells(scale, done):
+        adamw = Config().with_(optimizer="AdamW")
+        return grid("AdamW", adamw, seeds=range(seeds)) + grid("AdamWN", Config(), seeds=[0])
+
+    def of(cell):
+        return record(cell, 3 + 0.1 * cell.seed, ratio=2.0 + 0.1 * cell.seed)
+
+    with browser.open(study_page.write(FakeLedger(Study("s", cells), of), tmp_path)) as opened:
+        last = "(panel => means(panel).AdamW && means(panel).AdamW.y.at(-1))"
+        drawn = [opened.page.evaluate(f"{last}(panels[{i}])") for i in (1, 3)]
+        note = "Thick: the mean of an arm's seeds." in opened.page.locator("body").inner_text()
+        assert opened.page.evaluate("Object.keys(means(panels[1]))") == ["AdamW"] * (seeds > 3)
+        opened.page.locator("#gains").click()
+        gain = opened.page.evaluate(f"{last}(panels[3])")
+        assert opened.said == []
+    if seeds == 3:
+        assert (*drawn, gain, note) == (None, None, None, False)
+    else:
+        assert (*drawn, gain) == pytest.approx((3.15, 2.15, 0.5 * 2.15))
+        assert note
+
+
+def test_a_setting_with_another_value_for_each_seed_is_given_as_a_range(tmp_path):
+    ratios = (2.0, 2.5)
+    settings = challenge.settings_of(Config(), ("adamwn:lr=0.01",), 2)
+    ledger = FakeLedger(
+        challenge.study(settings), lambda cell: record(cell, 3.0, ratio=ratios[cell.seed])
+    )
+    table = next(t for t in study_page.tables(judge(ledger)) if t.title == "What each arm changes")
+    assert table.rows[1][1] == "optimizer AdamWN, lr 0.01, ratio 2 to 2.5, by seed"
 
 
 def test_tables_sort_and_every_config_is_a_click_away(browser, page):

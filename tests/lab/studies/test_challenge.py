@@ -256,6 +256,7 @@ def test_arms_are_parsed_with_their_changes():
         ),
         ("adamw:lr=fast", "lr='fast' is not a number"),
         ("adamw:lr", "'lr' has no value"),
+        ("adamw:lr=1e-3,lr=2e-3", "has two values for lr. Give one of them."),
         ("adamwn:scope=tensr", "scope='tensr' is not a choice. Did you mean tensor"),
     ],
 )
@@ -296,3 +297,10 @@ def test_a_run_that_diverged_is_said_and_not_compared():
     verdict = verdict_on({"AdamW": [3.0, 3.1], "AdamWN": [2.9, float("inf")]})
     assert verdict.sentences() == ["AdamWN diverged in 1 of 2 runs, so that nothing is compared."]
     assert verdict.table()[1][1:3] == ["diverged", "-"]
+
+
+def test_a_control_that_diverged_is_said():
+    losses = {"AdamW": [3.0], "AdamWN": [2.9], "AdamW from scaled weights": [float("inf")]}
+    (sentence,) = verdict_on(losses, ("adamwn", "scaled")).sentences()
+    assert "AdamW from scaled weights diverged in 1 of 1 runs." in sentence
+    assert "inf" not in sentence

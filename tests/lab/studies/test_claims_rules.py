@@ -131,3 +131,16 @@ def test_a_threshold_is_passed_by_an_interval_and_not_by_a_mean():
     drifting = findings(drift=0.014, scatter=0.02)["norm and learning rate"]
     assert drifting.outcome == NOT_SHOWN
     assert " to " in drifting.numbers
+
+
+def test_a_rate_that_has_not_the_seeds_of_the_test_yet_refutes_nothing():
+    """Until then there is no difference, as there is none of a run that diverged."""
+    of = claims_outcome()
+
+    def so_far(cell):
+        o = cell.config.optim
+        return None if cell.arm == claims_rules.RATE and o.rate > 0.5 and cell.seed else of(cell)
+
+    verdict = judge(FakeLedger(STUDIES["claims"], so_far))
+    found = {claim.name: finding for claim, finding in verdict.findings}
+    assert found["rate"].outcome == NOT_RUN

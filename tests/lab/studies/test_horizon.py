@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -12,10 +13,13 @@ from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
 
 
-def judged(lead):
-    """The outcomes, given how far AdamWN is below AdamW in runs of a number of steps."""
+def judged(lead, diverged=None):
+    """The outcomes, given how far AdamWN is below AdamW in runs of a number of steps, and the seed
+    in which its long run diverged."""
 
     def loss(cell):
+        if cell.seed == diverged and cell.arm == horizon.LONG.name(search.RISING):
+            return math.inf
         tuned = 0.1 * abs(cell.config.optim.lr - 8.5e-3) + 0.003 * (-1) ** cell.seed
         own = lead[cell.config.run.steps] if search.RISING in cell.arm else 0.0
         return 4.3 + tuned - own * (1 + 0.01 * (cell.seed % 3))
@@ -65,3 +69,11 @@ def test_the_growth_is_the_change_of_the_difference_of_a_seed():
     # by hand: -(0.03 - 0.01) times the mean of 1 + 0.01 * (seed % 3) over seeds 71 to 90
     mean = -0.02 * sum(1 + 0.01 * (seed % 3) for seed in range(71, 91)) / 20
     assert change.startswith(f"{mean:+.4f}")
+
+
+def test_a_run_that_diverged_leaves_no_change_and_the_p_values_of_the_others():
+    findings, _ = judged({200: 0.01, 1800: 0.03}, diverged=75)
+    assert findings["better with more steps"].text() == (
+        f"Not shown because {horizon.LONG.name(search.RISING)} diverged in seed 75"
+    )
+    assert [f.chance for f in findings.values()] == [None] * 3

@@ -53,6 +53,24 @@ def test_a_study_that_returns_no_cells_is_refused(tmp_path, returned):
         ledger.cells(ledger.results())
 
 
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    """A verdict knows runs by their names, and would leave one of them out."""
+    text = (
+        "from normcontrol.lab.training.config import Config\n"
+        "def study(scale, done):\n    base = Config()\n    return "
+    )
+    ledger = begin(
+        tmp_path / "out",
+        own(tmp_path, f"{text}grid('A', base) + grid('A', base.with_(warmup=9))\n"),
+        "tiny",
+    )
+    with pytest.raises(LabError, match=r"two runs named 'A seed=0', with warmup=2000 and warmup=9"):
+        ledger.cells(ledger.results())
+    same = own(tmp_path, f"{text}grid('A', base, part='one') + grid('A', base, part='two')\n")
+    ledger = begin(tmp_path / "out", same, "tiny")
+    assert len(ledger.cells(ledger.results())) == 2  # one run, in two parts
+
+
 def test_two_studies_do_not_mix(study, tmp_path, config, capsys):
     out = tmp_path / "out"
     begin(out, study, "tiny").save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,15 @@ def test_every_remark_can_be_shown():
 )
 def test_every_remark_can_fail(changes, claim, outcome):
     assert outcomes(**changes) == OUTCOMES | {claim: outcome}
+
+
+@pytest.mark.parametrize(("status", "outcome"), [("diverged", "refuted"), ("failed", "not run")])
+def test_a_rate_is_refuted_by_a_run_that_diverged_and_not_by_one_that_failed(status, outcome):
+    """A run that failed, for want of memory for example, is run again."""
+
+    def of(cell):
+        made = record(cell, loss(cell))
+        return replace(made, status=status) if cell.config.optim.rate == 0.01 else made
+
+    findings = verdict.judge(FakeLedger(remarks.STUDY, of, "tiny")).findings
+    assert {c.name: f.outcome for c, f in findings}["rate"] == outcome

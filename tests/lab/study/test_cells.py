@@ -53,3 +53,20 @@ def test_numbers_of_numpy_are_those_of_python():
 def test_an_axis_that_is_one_value_is_refused(axis):
     with pytest.raises(LabError, match="is one value, and grid makes a cell for each value of a"):
         grid("A", Config(), **axis)
+
+
+def test_values_may_come_from_an_iterator_and_are_combined_all_the_same():
+    made = grid("A", Config(), lr=iter([1e-3, 2e-3]), seeds=(seed for seed in range(3)))
+    assert made == grid("A", Config(), lr=[1e-3, 2e-3], seeds=[0, 1, 2])
+
+
+@pytest.mark.parametrize("axis", [{"seeds": []}, {"lr": ()}])
+def test_an_axis_without_a_value_is_refused(axis):
+    with pytest.raises(LabError, match="has no values, so that grid would make no cell"):
+        grid("A", Config(), **axis)
+
+
+@pytest.mark.parametrize("name", ["init_seed", "data_seed", "dropout_seed"])
+def test_a_seed_of_its_own_is_no_axis(name):
+    with pytest.raises(LabError, match=rf"^{name} cannot be an axis: .* Give seeds=\[...\]\.$"):
+        grid("A", Config(), **{name: [1, 2]})

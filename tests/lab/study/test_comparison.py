@@ -34,6 +34,13 @@ def test_a_trial_is_chosen_by_the_first_third_of_the_seeds_and_tested_by_the_oth
     assert choose([]) is None
 
 
+def test_seeds_in_which_a_trial_beat_one_that_was_given_fewer_have_chosen_it():
+    first = trials([4.0, 3.0, 3.0, 3.0, 3.0, 3.0], [4.0, 3.5, 3.5], [4.5])
+    assert choose(first).seeds == {0, 1, 2}
+    # The second trial was not dropped for what it did in these seeds.
+    assert choose(trials([4.0, 3.5, 3.5, 3.5, 3.5], [4.0, 3.0, 3.0], [4.5])).seeds == {0}
+
+
 def test_a_trial_that_diverged_in_a_later_seed_is_not_chosen():
     found = choose(trials([3.0, 3.0, math.inf], [4.0, 4.0, 4.0]))
     assert found.trial.setting("ratio") == 2.0

@@ -82,6 +82,25 @@ def test_noise_is_called_a_result_in_at_most_one_study_of_twenty(trials, shape):
         assert supported == 0  # and they are an obstacle
 
 
+@pytest.mark.parametrize("trials", [(10, 1), (10, 10)])
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_nor_where_only_the_best_of_the_first_seeds_is_given_more(trials, seeds):
+    """All trials have the first seeds, the best of them in all of these has the others too."""
+
+    def staged(name, losses):
+        whole, best = arm(name, losses), losses[:, :seeds].mean(axis=1).argmin()
+        first = [Trial(t.arm, t.cells[:seeds], t.records[:seeds]) for t in whole]
+        return [whole[i] if i == best else t for i, t in enumerate(first)]
+
+    compared = [
+        Comparison(choose(staged("A", one)), choose(staged("B", other)))
+        for one, other in studies(*trials)
+    ]
+    findings = [(is_lower(each).chance <= LEVEL, each.difference().mean < 0) for each in compared]
+    assert np.mean([shown for shown, _ in findings]) < LEVEL + TOLERANCE
+    assert np.mean([shown and lower for shown, lower in findings]) < LEVEL - TOLERANCE
+
+
 def test_the_simulation_sees_a_rule_that_chooses_and_tests_by_the_same_seeds():
     """The best of ten against one, in all seeds: about one false result in nine."""
     wrong = 0

@@ -100,7 +100,7 @@ def test_failed_runs_are_kept_and_tried_again_and_diverged_ones_are_kept(
     ledger = begin(tmp_path / "out", study.replace("decays", "spoiled"), "tiny")
     Runner(ledger, device="cpu").run()
     statuses = sorted((r.status, r.error[:15]) for r in ledger.results().values())
-    assert statuses == [("failed", "tokens_per_step"), ("finished", "")]
+    assert statuses == [("failed", "The validation "), ("finished", "")]
 
     def nan(*args, **options):
         raise LabError("The loss or gradient was not finite in 5 steps in a row")
@@ -280,6 +280,25 @@ def test_a_trial_whose_setting_has_no_effect_is_refused_before_anything_is_run(
         in capsys.readouterr().err
     )
     assert not record_files(out)
+
+
+def test_a_setting_that_cannot_be_is_refused_before_anything_is_run(config, tmp_path, capsys):
+    config.save(tmp_path / "c.json")
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from pathlib import Path\n"
+        "from normcontrol.lab.training.config import Config\n"
+        "from normcontrol.lab.study.cells import grid\n"
+        "def rates(scale, done):\n"
+        f"    base = Config.load(Path({str(tmp_path / 'c.json')!r}))\n"
+        "    return grid('A', base, lr=[1e-2, -1e-2])\n"
+    )
+    out = tmp_path / "out"
+    assert main(["study", f"{path}:rates", "--out", str(out), "--device", "cpu"]) == 1
+    assert capsys.readouterr().err == (
+        "normcontrol: A lr=-0.01 seed=0: lr=-0.01: it must be above 0 and finite.\n"
+    )
+    assert not out.exists()
 
 
 def test_a_text_that_no_cell_contains_is_refused(study, tmp_path, capsys):

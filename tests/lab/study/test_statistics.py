@@ -69,3 +69,10 @@ def test_p_values_of_tests_made_together_are_corrected_by_holm():
     assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
     assert holm([0.9, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+def test_a_probability_is_never_below_zero_or_above_one():
+    """The sum of the closed form is rounded, and 1 minus that sum can end below zero."""
+    for t in range(1, 160):
+        assert student_below(-t / 4, 301) >= 0
+        assert student_below(t / 4, 301) <= 1

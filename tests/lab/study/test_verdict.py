@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 
+import pytest
 from fakes import NOISE, FakeLedger, record
 from matplotlib.figure import Figure
 
 from normcontrol.lab.report import panels
 from normcontrol.lab.report.study_page import curve, drawn
 from normcontrol.lab.study.cells import Study, grid
-from normcontrol.lab.study.claims import Claim, lower
+from normcontrol.lab.study.claims import NOT_SHOWN, SUPPORTED, Claim, level, lower
+from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.verdict import judge
 from normcontrol.lab.training.config import Config
 
@@ -175,7 +177,7 @@ def test_unequal_trials_diverged_runs_and_an_optimum_at_the_edge_are_said():
 
     verdict = judge(FakeLedger(Study("s", cells), outcome(worst="AdamW lr=0.004 seed=1")))
     assert "Trials are not equal: AdamW had 3, AdamWN 2." in verdict.flags
-    assert any(flag.startswith("1 runs diverged or failed") for flag in verdict.flags)
+    assert any(flag.startswith("1 run diverged or failed; it is counted") for flag in verdict.flags)
     assert verdict.rows[1].inside == "at the edge: lr=0.002"  # the higher one of two
     assert verdict.sentences()[0].endswith(
         "not shown, because the best of AdamWN is at the edge of its grid (lr=0.002), and may lie "
@@ -206,7 +208,7 @@ def test_missing_corrupt_and_foreign_files_are_named():
             return done
 
     assert (
-        "1 files in results/fake are of other settings"
+        "Left out: 1 file in results/fake of other settings"
         in judge(WithForeign(Study("s", two_arms), of)).flags[0]
     )
 
@@ -226,3 +228,69 @@ def test_nothing_run_is_said():
     assert judge(FakeLedger(Study("s", two_arms), lambda cell: None)).sentences() == [
         "Nothing was run yet."
     ]
+
+
+def two_runs(scale, done, steps=600):
+    adamw = Config().with_(optimizer="AdamW", steps=600)
+    return [
+        *grid("AdamW", adamw, seeds=[0, 1, 2]),
+        *grid("AdamWN", Config().with_(steps=steps), seeds=[0, 1, 2]),
+    ]
+
+
+def test_nothing_is_measured_against_a_baseline_that_diverged():
+    verdict = judge(FakeLedger(Study("s", two_runs), outcome(worst="AdamW seed=1")))
+    assert verdict.sentences()[0].startswith("AdamW diverged; no other arm can be compared")
+    row = dict(zip(verdict.headings(), verdict.table()[1], strict=True))
+    assert row["steps to baseline"] == row["minus baseline"] == "-"
+    assert "AdamWN is not compared with AdamW: AdamW diverged in seed 1." in verdict.flags
+
+
+def test_arms_without_a_seed_in_common_are_named():
+    def cells(scale, done):
+        return [c for c in two_runs(scale, done) if (c.arm == "AdamW") == (c.seed < 2)]
+
+    verdict = judge(FakeLedger(Study("s", cells), outcome()))
+    assert (
+        "AdamWN is not compared with AdamW: AdamWN and AdamW have no seed in common."
+        in verdict.flags
+    )
+
+
+def test_an_arm_of_which_a_run_failed_before_it_had_data_is_not_called_one_of_other_data():
+    def of(cell):
+        made = outcome()(cell)
+        if "AdamWN seed=1" not in cell.label:
+            return made
+        return Record(made.id, made.config, {}, "failed", error="the disk is full")
+
+    flags = judge(FakeLedger(Study("s", two_runs), of)).flags
+    assert flags[0] == "AdamWN is not compared with AdamW: AdamWN failed in seed 1."
+
+
+@pytest.mark.parametrize("rule", [lower("AdamWN", "AdamW"), level("AdamWN", "AdamW", 0.1)])
+def test_a_claim_about_arms_with_other_budgets_is_not_shown(rule):
+    """As the table, in which such arms are not compared."""
+    claims = (Claim("c", "It is lower.", "it is higher", rule),)
+
+    def found(steps):
+        study = Study("s", lambda *given: two_runs(*given, steps=steps), claims=claims)
+        ((_, finding),) = judge(FakeLedger(study, outcome())).findings
+        return finding
+
+    assert found(600).outcome == SUPPORTED
+    assert found(1200).outcome == NOT_SHOWN
+    assert (
+        found(1200)
+        .text()
+        .endswith(
+            "Not shown because the arms differ in more than the method: steps 1200 against 600"
+        )
+    )
+
+
+def test_a_claim_says_which_run_diverged():
+    claims = (Claim("c", "It is lower.", "it is higher", lower("AdamWN", "AdamW")),)
+    study = Study("s", two_runs, claims=claims)
+    ((_, finding),) = judge(FakeLedger(study, outcome(worst="AdamWN seed=1"))).findings
+    assert finding.text() == "Not shown because AdamWN diverged in seed 1"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.training import checkpoint, loop
+from normcontrol.lab.files import read_json
+from normcontrol.lab.training import checkpoint, loop, run_folder
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.loop import train
 
@@ -119,3 +121,22 @@ def test_checkpoints_of_earlier_versions_are_resumed(config, tmp_path):
     del content["sha256"]
     (out / "config.json").write_text(json.dumps(content))
     assert train(config, out, resume=True)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(2, 2), (1, 1)], ids=["as many", "fewer cores"])
+def test_a_resumed_run_has_its_threads_if_there_are_cores_for_them(
+    config, tmp_path, monkeypatch, cores, threads
+):
+    """The rounding of sums depends on their number."""
+    monkeypatch.setattr(run_folder, "cores", lambda: cores)
+    usual, seen = torch.get_num_threads(), set()
+    try:
+        torch.set_num_threads(2)
+        out = stopped(config, tmp_path / "run")
+        torch.set_num_threads(1)
+        train(config, out, resume=True, display=lambda _: seen.add(torch.get_num_threads()))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(usual)
+    assert seen == {threads}
+    assert read_json(out / "environment.json")["threads"] == threads

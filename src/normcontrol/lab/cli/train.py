@@ -43,16 +43,18 @@ def run(args: Sequence[str]) -> int:
         )
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.text import in_shell
+    from normcontrol.lab.training.checkpoint import latest
     from normcontrol.lab.training.loop import train
     from normcontrol.lab.training.metrics import read
     from normcontrol.lab.training.options import check_used
     from normcontrol.lab.training.parallel import leave
-    from normcontrol.lab.training.run_folder import free_name
+    from normcontrol.lab.training.run_folder import CHECKPOINTS, check_same, free_name
 
     check_used(flags.config, given(args))
     method = flags.config.optim.optimizer
     out = flags.resume or flags.out or free_name(Path("runs"), f"{flags.preset}-{method}")
     if flags.resume:
+        check_same(out, flags.config)
         say_where(out, flags.config.run.steps)
     try:
         with Board() as board:
@@ -67,10 +69,10 @@ def run(args: Sequence[str]) -> int:
     if not finished:
         say(f"Stopped, and saved. To continue:\n  normcontrol train --resume {in_shell(out)}")
         return 130
-    say(
-        f"Done: {out}, with {final(read(out))}. Text from it with:\n  normcontrol sample "
-        f"{in_shell(out)}"
-    )
+    done = f"Done: {out}, with {final(read(out))}."
+    if latest(out / CHECKPOINTS):
+        done += f" Text from it with:\n  normcontrol sample {in_shell(out)}"
+    say(done)
     return 0
 
 

@@ -68,6 +68,11 @@ def load(
             f"The data in {folder} is not complete. Run the same `normcontrol prepare` command "
             "again: it continues where it stopped."
         )
+    if folder.is_file():
+        raise LabError(
+            f"{given!r} is a file, and prepared data is a folder. Prepare it with `normcontrol "
+            f"prepare {in_shell(given)} --out FOLDER`, and give that folder as --data."
+        )
     raise LabError(
         f"{given!r} is not prepared data: there is no {manifest.MANIFEST} in it, and no train.bin "
         f"and val.bin. Prepare it with `normcontrol prepare TEXT --out {in_shell(given)}`."
@@ -165,8 +170,8 @@ class Batches:
         if self.windows < 1:
             total = sum(map(len, shards))
             raise LabError(
-                f"The training split has {total:,} tokens, fewer than two contexts of {context}, "
-                "which is too few for a batch. Use more text, or a smaller --context."
+                f"The training split has {total:,} tokens, but two contexts of {context} and the "
+                "token after them are needed. Use more text, or a smaller --context."
             )
         self.ends = np.cumsum(self.counts)
         self._epoch, self._order, self._offset = -1, np.empty(0, np.int64), 0

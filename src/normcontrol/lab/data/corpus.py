@@ -28,8 +28,9 @@ memory."""
 TEXT, TABLES = (".txt", ".md", ".rst", ".py", ".text"), (".jsonl", ".parquet")
 
 # A line break without other white space around it. Tokenizers split the text into words before they
-# encode it, and no word extends over such a line break.
-CUT = re.compile(r"(?<=\S\n)(?=\S)")
+# encode it, and no word extends over such a line break. Of the two characters of a line break of
+# Windows each is a word.
+CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S\r)(?=\n\S)")
 
 
 class Piece(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from normcontrol.lab.cores import cores
 from normcontrol.lab.data.corpus import Piece, Source
 from normcontrol.lab.data.manifest import DTYPES, FORMAT, MANIFEST, SPLITS
 from normcontrol.lab.data.tokenizer import Ids, Tokenizer, digest, make, stored
@@ -210,8 +210,9 @@ def _check_count(source: Source, pieces: int, every: int) -> None:
         raise LabError(f"There is no text in {source.name}: all of its documents are empty.")
     if pieces == 1:
         raise LabError(
-            f"{source.name} has one document, shorter than 64 KB, and training and validation need "
-            "one each. Give more text, or divide it into several files in a folder."
+            f"{source.name} has one document, and training and validation need one each. A "
+            "document is divided at a line break after 64 KB. Give more text, or several files in "
+            "a folder."
         )
     if pieces < every:
         # Rounded up: a smaller fraction would leave no document for validation.
@@ -312,11 +313,8 @@ def _encoded(
 ) -> Iterator[tuple[list[Piece], list[Ids], int]]:
     """Encode on all cores, in order, with a bounded number of pending tasks. Threads are enough:
     tiktoken and tokenizers release Python's global lock."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
     waiting: deque[tuple[list[Piece], Future[list[Ids]], int]] = deque()
-    with ThreadPoolExecutor(cores) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for batch, read in _batches(pieces):
             waiting.append(
                 (
@@ -325,7 +323,7 @@ def _encoded(
                     read,
                 )
             )
-            if len(waiting) > 2 * cores:
+            if len(waiting) > 2 * cores():
                 done, future, at = waiting.popleft()
                 yield done, future.result(), at
         for done, future, at in waiting:

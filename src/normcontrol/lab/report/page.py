@@ -10,6 +10,7 @@ import base64
 import html
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ COLOURS = (
 LARGEST = 2**53
 """Up to this number, JavaScript has all integers."""
 CURVES = ("loss", "val_loss", "ratio")
+MANY = 4
+"""The number of runs of an arm from which on their mean is drawn."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,14 @@ class Page:
         if not self.runs:
             return '<div id="legend"></div><div id="panels"></div>'
         saved = " · ".join(_download(name, content) for name, content in self.downloads.items())
+        arms = Counter(run.arm for run in self.runs if run.chosen)
+        mean = (
+            "Thick: the mean of an arm's seeds. " if max(arms.values(), default=0) >= MANY else ""
+        )
         return f"""<div id="legend" class="legend"></div>
 <div id="panels" class="panels"></div>
-<p class="note">Click a name to hide or show it. Point at a curve to read it; drag over a panel to
-zoom in, double-click to zoom out.
+<p class="note">{mean}Click a name to hide or show it. Point at a curve to read it; drag over a
+panel to zoom in, double-click to zoom out.
 {f"For papers: {saved}." if saved else ""}</p>"""
 
     def _data(self) -> str:
@@ -157,6 +164,7 @@ zoom in, double-click to zoom out.
             "steps": list(steps),
             "config": first,
             "colours": COLOURS,
+            "many": MANY,
             "baseline": printable(self.baseline),
         }
         # No "<": neither "</script>" nor "<!--" in a name can end or change the script.

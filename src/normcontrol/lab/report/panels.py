@@ -26,6 +26,21 @@ MEASURED = ("loss", "val_loss", "ratio")
 """The curves of a run that are drawn."""
 
 
+INK = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor")
+FAINT = ("axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
+STYLE: Any = {
+    **dict.fromkeys(INK, "#222222"),
+    **dict.fromkeys(FAINT, "#cccccc"),
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.grid": True,
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
 @dataclass(frozen=True)
 class Curve:
     """The curves of one arm, run by run."""
@@ -109,7 +124,7 @@ def draw(curves: list[Curve], *paths: Path) -> None:
     """Draw all four panels in one picture, and write it to each path: .png for screens, .pdf for
     papers."""
     # A dollar sign in a name is a dollar sign.
-    with matplotlib.rc_context({**_style("#222222", "#cccccc"), "text.parse_math": False}):
+    with matplotlib.rc_context({**STYLE, "text.parse_math": False}):
         figure = Figure(figsize=(11, 7.2), layout="constrained")
         for ax, panel in zip(figure.subplots(2, 2).flat, PANELS, strict=True):
             panel(ax, curves)
@@ -125,7 +140,7 @@ def draw(curves: list[Curve], *paths: Path) -> None:
 
 def draw_figure_1(*paths: Path) -> None:
     """Draw the paper's Figure 1: the ratio r_t under weight decay, and one that grows to 2."""
-    with matplotlib.rc_context(_style("#222222", "#cccccc")):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.4), layout="constrained")
         ax = figure.subplots()
         for schedule, name, colour in (
@@ -150,28 +165,6 @@ def _save(figure: Figure, paths: tuple[Path, ...]) -> None:
         # No date in the file: the same runs give the same bytes.
         metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
         save(figure, path, dpi=150, facecolor="white", metadata=metadata)
-
-
-def _style(ink: str, faint: str) -> Any:
-    ink_keys = (
-        "text.color",
-        "axes.labelcolor",
-        "axes.titlecolor",
-        "xtick.labelcolor",
-        "ytick.labelcolor",
-    )
-    faint_keys = ("axes.edgecolor", "xtick.color", "ytick.color", "grid.color")
-    return {
-        **dict.fromkeys(ink_keys, ink),
-        **dict.fromkeys(faint_keys, faint),
-        "font.family": "sans-serif",
-        "font.size": 10,
-        "axes.titlesize": 11,
-        "axes.grid": True,
-        "grid.linewidth": 0.6,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
 
 
 def _colour(index: int) -> str:

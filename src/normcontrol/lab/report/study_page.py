@@ -4,7 +4,9 @@ and tables; how those are laid out is in ``page.py``."""
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from normcontrol.lab.report import panels
 from normcontrol.lab.report.page import COLOURS, Page, Run, Table
@@ -20,9 +22,9 @@ FIGURES = ("figures.png", "figures.pdf")
 NOTE = (
     "Each arm by its trial with the most seeds, and of those the best in the first third of the "
     "seeds that all have. Differences pair runs that share initial weights and the order of the "
-    "data, in the other seeds (pairs: how many); ± is half of the 95 % interval (Student's t), "
-    "each by itself. n, val loss and s.d. (the standard deviation) are of all seeds of the trial. "
-    "Detectable: the difference that four of five such studies would show."
+    "data, in the seeds that chose neither (pairs: how many); ± is half of the 95 % interval "
+    "(Student's t), each by itself. n, val loss and s.d. (the standard deviation) are of all seeds "
+    "of the trial. Detectable: the difference that four of five such studies would show."
 )
 
 
@@ -158,10 +160,18 @@ def _changes(row: Row, base: Row) -> str:
     if row is base:
         return "the baseline"
     changed = differences(_without_seeds(base.trial.config), _without_seeds(row.trial.config))
-    return ", ".join(
-        f"{key} {new:.4g}" if isinstance(new, float) else f"{key} {new}"
-        for key, (_, new) in changed.items()
+    settings = [cell.config.flat() for cell in row.trial.cells]
+    return ", ".join(f"{key} {_in_words([own[key] for own in settings])}" for key in changed)
+
+
+def _in_words(values: Sequence[Any]) -> str:
+    """The value of a setting; the lowest and highest if it is another one for each seed, such as
+    the ratio of a challenge."""
+    low, high = (
+        (min(values), max(values)) if isinstance(values[0], float) else (values[0], values[0])
     )
+    words = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in (low, high)]
+    return words[0] if low == high else f"{words[0]} to {words[1]}, by seed"
 
 
 def _without_seeds(config: Config) -> Config:

@@ -16,8 +16,9 @@ from typing import Any
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.ranges import Count, check_value
 from normcontrol.lab.study.cells import Cell, Story, Study
+from normcontrol.lab.study.comparison import BUDGET
 from normcontrol.lab.study.records import Results, config_of
-from normcontrol.lab.study.verdict import BUDGET, Row, Verdict
+from normcontrol.lab.study.verdict import Row, Verdict
 from normcontrol.lab.training.config import Config, check, field_type
 from normcontrol.lab.training.optimizers import TORCH, known_name
 from normcontrol.lab.training.options import OFF, check_used, unused
@@ -105,6 +106,8 @@ def parse_arm(text: str) -> Arm:
                 f"The arm {text!r} cannot have {key} of its own: all arms share their seeds and "
                 f"data. Give it to all arms, as --{key.replace('_', '-')}."
             )
+        if key in changes:
+            raise LabError(f"The arm {text!r} has two values for {key}. Give one of them.")
         changes[key] = _read(key, value.strip())
     words = (f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in changes.items())
     other_target = {"ratio": None} if "gain" in changes else {}
@@ -234,8 +237,7 @@ def sentences(verdict: Verdict) -> list[str]:
     baseline, *others = verdict.rows
     for row in verdict.rows[:2]:
         if row.bad:
-            runs = f"{row.bad} of {len(row.trial.seeds)} runs"
-            return [f"{row.arm} diverged in {runs}, so that nothing is compared."]
+            return [f"{_diverged(row)}, so that nothing is compared."]
     result = (
         f"{baseline.arm} ended at a validation loss of {baseline.trial.mean():.4f} with the norm "
         f"of its weights at {baseline.trial.mean('ratio'):.3f} times the initial one"
@@ -251,12 +253,14 @@ def sentences(verdict: Verdict) -> list[str]:
         f"{challenger.trial.mean('ratio'):.3f} times"
     )
     for control in others[1:]:
-        if _is_scaled(control, baseline):  # it could explain the difference
+        if control.bad:
+            result += f". {_diverged(control)}"
+        elif _is_scaled(control, baseline):  # it could explain the difference
             result += (
                 ". AdamW that only started from weights of that norm ended at "
                 f"{control.trial.mean():.4f}"
             )
-        elif not control.bad and control.trial.config.optim.gain is not None:
+        elif control.trial.config.optim.gain is not None:
             result += (
                 f". {control.arm}, for which nothing was measured first, ended at "
                 f"{control.trial.mean():.4f}"
@@ -271,6 +275,10 @@ def sentences(verdict: Verdict) -> list[str]:
         f"paired seeds), is {'shown' if found.shown else 'not shown'} at these settings, with "
         "neither arm tuned."
     ]
+
+
+def _diverged(row: Row) -> str:
+    return f"{row.arm} diverged in {row.bad} of {len(row.trial.seeds)} runs"
 
 
 def _is_scaled(row: Row, baseline: Row) -> bool:

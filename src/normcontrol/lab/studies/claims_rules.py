@@ -19,6 +19,7 @@ from normcontrol.lab.study.claims import (
     decide,
     level,
     lower,
+    run_in_all,
 )
 from normcontrol.lab.study.comparison import choose
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -60,7 +61,10 @@ def rate_does_not_matter(evidence: Evidence) -> Finding:
     if len(trials) < 3 or tuned is None:
         return Finding(NOT_RUN)
     middle = trials[1]
-    seeds = [seed for seed in middle.seeds if seed not in tuned.seeds] or middle.seeds
+    fresh = [seed for seed in middle.seeds if seed not in tuned.seeds] or middle.seeds
+    seeds = run_in_all(trials, fresh)
+    if not seeds:
+        return Finding(NOT_RUN)
     found = {t.settings: difference(t, middle, seeds=seeds) for t in trials if t is not middle}
     numbers = f"against {middle.settings}: " + "; ".join(
         f"{name} {d or 'diverged'}" for name, d in found.items()

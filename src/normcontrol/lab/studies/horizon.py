@@ -51,6 +51,9 @@ def change(short: Protocol, long: Protocol) -> Callable[[Evidence], Finding]:
         seeds = [seed for seed in before.fresh if seed in after.fresh]
         if len(seeds) < 2:
             return Finding(NOT_SHOWN, because=("two seeds of the test are needed in all arms",))
+        if before.difference() is None or after.difference() is None:
+            because = " and ".join(filter(None, (before.untested(), after.untested())))
+            return Finding(NOT_SHOWN, because=(because,))
 
         def gap(pair: Comparison, seed: int) -> float:
             one, other = (side.trial.by_seed[seed].value() for side in (pair.one, pair.other))

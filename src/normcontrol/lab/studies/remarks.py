@@ -26,7 +26,15 @@ from normcontrol.lab.studies.search import (
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
 from normcontrol.lab.studies.tuning import known
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, Claim, Finding, all_within, decide
+from normcontrol.lab.study.claims import (
+    NOT_RUN,
+    NOT_SHOWN,
+    Claim,
+    Finding,
+    all_within,
+    decide,
+    run_in_all,
+)
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.study.statistics import Difference
@@ -98,9 +106,10 @@ def rate_hardly_matters(evidence: Evidence) -> Finding:
     """Compare each other rate with the usual one."""
     usual = evidence.trials(RISING, "test")
     others = [trial for rate in RATES for trial in evidence.trials(rated(rate))]
-    if not usual or len(others) < len(RATES):
+    seeds = run_in_all([*usual, *others], SEEDS) if usual and len(others) == len(RATES) else []
+    if not seeds:
         return Finding(NOT_RUN)
-    found = {t.arm: difference(t, usual[0]) for t in others}
+    found = {t.arm: difference(t, usual[0], seeds=seeds) for t in others}
     numbers = "; ".join(f"{arm} minus k = 0.1: {d or 'diverged'}" for arm, d in found.items())
     return all_within(numbers, list(found.values()), PAPERS_GAIN)
 

@@ -41,7 +41,9 @@ def level_untuned(arm: str, than: str) -> Callable[[Evidence], Finding]:
         seeds = [seed for seed in theirs.fresh if seed in mine[0].by_seed]
         found = difference(mine[0], theirs.trial, seeds=seeds)
         if found is None:
-            return Finding(NOT_SHOWN, because=("no seed was run to its end in both arms",))
+            return Finding(
+                NOT_SHOWN, because=("no seed was run to its end in both arms, or a run diverged",)
+            )
         numbers = f"{mine[0].name} minus {theirs.trial.name}: {found}, n = {found.n}"
         if found.error is None:
             return Finding(NOT_SHOWN, numbers, because=(ONE_SEED,))

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from normcontrol.lab.study.verdict import Verdict
 
 
+SEEDS = ("init_seed", "data_seed", "dropout_seed")
+"""The settings that the seed of a cell determines."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a study: an arm at some settings, with one seed."""
@@ -73,18 +77,26 @@ def grid(
     >>> [cell.label for cell in grid("AdamW", Config(), lr=[1e-3, 2e-3], seeds=[0, 1])][:3]
     ['AdamW lr=0.001 seed=0', 'AdamW lr=0.001 seed=1', 'AdamW lr=0.002 seed=0']
     """
+    lists = {}
     for name, given in {**axes, "seeds": seeds}.items():
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise LabError(
                 f"{name}={given!r} is one value, and grid makes a cell for each value of a list. "
                 "Give a list, also for a single value."
             )
+        lists[name] = list(map(plain, given))
+        if not lists[name]:
+            raise LabError(f"{name} has no values, so that grid would make no cell. Give one.")
+        if name in SEEDS:
+            raise LabError(
+                f"{name} cannot be an axis: a run has one seed for its weights, data and dropout, "
+                "by which runs are paired. Give seeds=[...]."
+            )
     cells = []
-    for values in itertools.product(*axes.values()):
-        settings = dict(zip(axes, map(plain, values), strict=True))
-        for seed in map(plain, seeds):
-            config = base.with_(**settings, init_seed=seed, data_seed=seed, dropout_seed=seed)
-            cells.append(Cell(arm, config, seed, tuple(settings.items()), part))
+    for *values, seed in itertools.product(*lists.values()):
+        settings = dict(zip(axes, values, strict=True))
+        config = base.with_(**settings, **dict.fromkeys(SEEDS, seed))
+        cells.append(Cell(arm, config, seed, tuple(settings.items()), part))
     return cells
 
 

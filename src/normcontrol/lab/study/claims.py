@@ -7,11 +7,11 @@ p-values are corrected by Holm. The claims themselves belong to the studies that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from normcontrol.lab.study.comparison import FACTOR, Choice, Comparison, choose
-from normcontrol.lab.study.evidence import Evidence
+from normcontrol.lab.study.evidence import Evidence, Trial
 from normcontrol.lab.study.statistics import LEVEL, Difference, any_of, holm
 
 SUPPORTED, REFUTED, NOT_SHOWN, NOT_RUN = "supported", "refuted", "not shown", "not run"
@@ -161,6 +161,16 @@ def all_within(numbers: str, found: Sequence[Difference | None], margin: float) 
     )
 
 
+def run_in_all(trials: Sequence[Trial], seeds: Iterable[int]) -> list[int]:
+    """Those of the seeds that all of the trials were run with, to the end or until they diverged. A
+    run that failed will be run again."""
+    return [
+        seed
+        for seed in seeds
+        if all(seed in t.by_seed and t.by_seed[seed].status != "failed" for t in trials)
+    ]
+
+
 def arms(evidence: Evidence, arm: str, than: str, same: str | None = None) -> Comparison | None:
     """Two arms to compare; None if one of them was not run."""
     every, theirs = evidence.trials(arm), evidence.trials(than)
@@ -199,7 +209,7 @@ def is_lower(compared: Comparison) -> Finding:
 def _untested(compared: Comparison, found: Difference | None) -> Finding:
     """The finding of two arms without an interval."""
     if found is None:
-        return Finding(NOT_SHOWN, because=("no seed was run to its end in both arms",))
+        return Finding(NOT_SHOWN, because=(compared.untested(),))
     return Finding(NOT_SHOWN, in_numbers(compared, found), because=(ONE_SEED, *compared.unfair()))
 
 

@@ -18,6 +18,9 @@ from normcontrol.lab.study.statistics import Difference
 FACTOR = 1.5
 """Arms whose numbers of trials differ by more than this factor are not tuned alike."""
 
+BUDGET = ("steps", "tokens_per_step", "context", "layers", "heads", "width")
+"""The settings that must be equal for arms to be compared. The data must be equal too."""
+
 SAME_SEEDS = "every seed was used both to choose the settings and to test them"
 
 
@@ -74,6 +77,9 @@ def choose(trials: Sequence[Trial], made: int | None = None) -> Choice | None:
     in the first third of the seeds that all trials have, at least one. A trial that diverged in any
     seed is not chosen if there are others.
 
+    Seeds in which it did better than a trial that was given fewer seeds count as used for the
+    choice too: they may be why the other was given no more.
+
     ``made`` is the number of trials behind the choice, where it is not that of these trials.
     """
     if not trials:
@@ -86,7 +92,7 @@ def choose(trials: Sequence[Trial], made: int | None = None) -> Choice | None:
         key=lambda t: (math.isinf(t.mean()), statistics.fmean(t.values(seeds=first or t.seeds))),
     )
     count = len(trials) if made is None else made
-    used = () if count == 1 else first or trial.seeds
+    used = () if count == 1 else _dropped(trials, trial).union(first) or trial.seeds
     return Choice(trials, trial, frozenset(used), count)
 
 
@@ -118,8 +124,19 @@ class Comparison:
         return self.fresh or self.common
 
     def difference(self, key: str = "val_loss") -> Difference | None:
-        """The paired difference; None without a seed in common, or if one of the runs diverged."""
+        """The paired difference; None for one of the reasons in :meth:`untested`."""
         return difference(self.one.trial, self.other.trial, key, self.seeds)
+
+    def untested(self) -> str:
+        """In words, why there is no difference."""
+        if not self.seeds:
+            return f"{self.one.arm} and {self.other.arm} have no seed in common"
+        return " and ".join(
+            f"{side.arm} {' and '.join(statuses)} in {seeds_in_words(bad)}"
+            for side in (self.one, self.other)
+            if (bad := [s for s in self.seeds if not side.trial.by_seed[s].good])
+            and (statuses := dict.fromkeys(side.trial.by_seed[s].status for s in bad))
+        )
 
     def swapped(self) -> Comparison:
         return Comparison(self.other, self.one)
@@ -135,9 +152,12 @@ class Comparison:
         return None if against is None else (trial, against)
 
     def unfair(self) -> list[str]:
-        """In words, why nothing follows from the difference: a best value at the edge of its grid,
-        unequal numbers of trials, or no seeds but those of the choice."""
-        found = [
+        """In words, why nothing follows from the difference: another budget or other data, a best
+        value at the edge of its grid, unequal numbers of trials, or no seeds but those of the
+        choice."""
+        unequal = differing(self.one.trial, self.other.trial)
+        found = [f"the arms differ in more than the method: {unequal}"] if unequal else []
+        found += [
             f"the best of {side.arm} is at the edge of its grid ({in_words(edges)}), and may lie "
             "beyond"
             for side in (self.one, self.other)
@@ -154,6 +174,24 @@ class Comparison:
         return found
 
 
+def differing(trial: Trial, base: Trial) -> str:
+    """In words, what differs between two arms beside the method: their budget or their data."""
+    mine, theirs = trial.config.flat(), base.config.flat()
+    found = [
+        f"{key} {mine[key]} against {theirs[key]}" for key in BUDGET if mine[key] != theirs[key]
+    ]
+    digests = [  # a run that failed before its data was read has no environment
+        {r.environment["data"]["digest"] for r in t.records if r.environment} for t in (trial, base)
+    ]
+    if all(digests) and digests[0] != digests[1]:
+        found.append("other data")
+    return ", ".join(found)
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
 def in_words(settings: dict[str, float]) -> str:
     return ", ".join(f"{key}={value:g}" for key, value in settings.items())
 
@@ -165,6 +203,17 @@ def _trials(count: int) -> str:
 def _shared(trials: Iterable[Trial]) -> list[int]:
     """The seeds that all trials have."""
     return sorted(set.intersection(*(set(t.seeds) for t in trials)))
+
+
+def _dropped(trials: Iterable[Trial], chosen: Trial) -> set[int]:
+    """The seeds of the trials with fewer seeds than the chosen one, which did better in them."""
+    found: set[int] = set()
+    for trial in trials:
+        seeds = [seed for seed in trial.seeds if seed in chosen.by_seed]
+        if len(trial.seeds) < len(chosen.seeds) and seeds:
+            mine, its = chosen.values(seeds=seeds), trial.values(seeds=seeds)
+            found.update(seeds if statistics.fmean(mine) <= statistics.fmean(its) else ())
+    return found
 
 
 def _grid(trials: Iterable[Trial]) -> dict[str, list[float]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from normcontrol.lab.cores import cores
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.worker import Job, Show, run_cell, silent
@@ -117,8 +118,3 @@ def _run(job: Job) -> Record | None:
 def _listen(statuses: Any, show: Show) -> None:
     while (status := statuses.get()) is not None:
         show(*status)
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

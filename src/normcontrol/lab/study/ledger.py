@@ -20,7 +20,7 @@ from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import claimed, digest_of, read_json, write_json
 from normcontrol.lab.study.cells import Cell, Data, Study
 from normcontrol.lab.study.records import Results
-from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.config import Config, differences
 
 STUDY, WORK, RUNS = "study.json", "work", "arms"
 
@@ -53,6 +53,15 @@ class Ledger:
                 f"The function of the study {self.name} returned {str(found)[:60]}, where a list "
                 "of cells is needed. Return what grid() makes."
             )
+        named: dict[str, Config] = {}
+        for cell in cells:
+            one = named.setdefault(cell.label, cell.config)
+            for key, (old, new) in differences(one, cell.config).items():
+                raise LabError(
+                    f"The study {self.name} has two runs named {cell.label!r}, with {key}={old!r} "
+                    f"and {key}={new!r}: a verdict would take them for one. Give them different "
+                    f"arms, or make {key} an axis of one grid."
+                )
         return [replace(cell, config=self.placed(cell.config)) for cell in cells]
 
     def placed(self, config: Config) -> Config:

@@ -18,7 +18,7 @@ from normcontrol.lab.study.ledger import WORK, Ledger
 from normcontrol.lab.study.records import Record, Results, write
 from normcontrol.lab.study.worker import Job, Show, discard, silent
 from normcontrol.lab.training import parallel
-from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.config import Config, check
 from normcontrol.lab.training.device import choose, describe
 from normcontrol.lab.training.options import check_used
 from normcontrol.lab.training.signals import interruptible
@@ -82,17 +82,17 @@ class Runner:
         with interruptible() as interrupted, self._executor() as execute:
             while not self.stopped:
                 cells = self._wanted(done)
-                if self.world.first:
-                    self.ledger.save()  # with the digests of its data, which are known now
                 todo = {
                     i: c
                     for i, c in cells.items()
                     if i not in self._tried and not self._has(done, c)
                 }
-                if not todo:
-                    break
                 for cell in todo.values():
                     _check_settings(cell)
+                if self.world.first:
+                    self.ledger.save()  # with the digests of its data, which are known now
+                if not todo:
+                    break
                 for job, record in execute(self._jobs(todo, interrupted)):
                     if record is None:
                         self.stopped = BY_HAND
@@ -185,11 +185,12 @@ class Runner:
 
 
 def _check_settings(cell: Cell) -> None:
-    """Refuse a trial with a setting that has no effect. All values of it would give the same
-    result, as if it made no difference."""
+    """Refuse a trial that cannot be run, or with a setting that has no effect: all values of it
+    would give the same result, as if it made no difference."""
     values = cell.config.flat()
     own = [key for key, value in cell.settings if key in values and values[key] == value]
     try:
+        check(cell.config)
         check_used(cell.config, own)
     except LabError as error:
         raise LabError(f"{cell.label}: {error}") from None

@@ -29,7 +29,8 @@ def student_below(t: float, freedom: int) -> float:
         term *= cos * cos * (k - 1) / k
         total += term
     within = math.sin(angle) * total
-    return (1 + ((angle + within) * 2 / math.pi if odd else within)) / 2
+    share = (1 + ((angle + within) * 2 / math.pi if odd else within)) / 2
+    return min(max(share, 0.0), 1.0)  # rounding may end beyond
 
 
 @lru_cache

@@ -22,14 +22,19 @@ from normcontrol.lab.study.claims import (
     is_lower,
     together,
 )
-from normcontrol.lab.study.comparison import Choice, Comparison, choose, in_words, named
+from normcontrol.lab.study.comparison import (
+    Choice,
+    Comparison,
+    choose,
+    differing,
+    in_words,
+    named,
+    seeds_in_words,
+)
 from normcontrol.lab.study.evidence import Evidence, Trial
 from normcontrol.lab.study.ledger import Ledger
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.statistics import Difference, best_of, steps_to
-
-BUDGET = ("steps", "tokens_per_step", "context", "layers", "heads", "width")
-"""The settings that must be equal for arms to be compared. The data must be equal too."""
 
 ONE_SEED = "One seed gives no interval: differences are of single runs."
 
@@ -154,10 +159,11 @@ class Verdict:
         for row in sorted(compared, key=lambda r: _method(r) == _method(base))[:1]:
             found += [_comparison(row, base, bool(self.study.claims)), _tuning(row, base)]
         if not compared:
-            found.append(
-                f"{base.trial.name} ended at a validation loss of {base.trial.mean():.4f}; no "
-                "other arm can be compared with it yet."
+            loss = base.trial.mean()
+            ended = (
+                f"ended at a validation loss of {loss:.4f}" if math.isfinite(loss) else "diverged"
             )
+            found.append(f"{base.trial.name} {ended}; no other arm can be compared with it yet.")
         by: dict[str, list[str]] = {}
         for claim, finding in self.findings:
             if finding.outcome != NOT_RUN:
@@ -236,10 +242,11 @@ def judge(ledger: Ledger) -> Verdict:
         row = Row(choice, bad, best_of([t.values()[0] for t in choice.trials]))
         if base is not None and choice is not base:
             unequal = differing(choice.trial, base.trial)
-            if unequal:
-                apart.setdefault(f"not compared with {base.arm}: {unequal}.", []).append(arm)
-            else:
+            if not unequal:
                 row = _compared(row, base, losses)
+            if row.difference is None:
+                why = unequal or Comparison(choice, base).untested()
+                apart.setdefault(f"not compared with {base.arm}: {why}.", []).append(arm)
         rows.append(row)
     flags += [f"{named(some, 'is', 'are')} {why}" for why, some in apart.items()]
     flags += _counts(rows, base)
@@ -253,19 +260,17 @@ def _incomplete(ledger: Ledger, evidence: Evidence, known: int) -> list[str]:
     flags = []
     foreign = len(evidence.done) - known
     if foreign:
-        flags.append(
-            f"{foreign} files in {ledger.out} are of other settings than the study's, and are left "
-            "out."
-        )
+        files = "1 file" if foreign == 1 else f"{foreign} files"
+        flags.append(f"Left out: {files} in {ledger.out} of other settings than the study's.")
     missing = sum(evidence.done.of(cell) is None for cell in evidence.cells)
     if missing:
-        flags.append(f"{missing} cells are not run yet.")
+        flags.append(f"{missing} {'cell is' if missing == 1 else 'cells are'} not run yet.")
     return flags
 
 
 def _mixed(records: Iterable[Record]) -> list[str]:
     """Flags for runs of several devices or revisions of the source, whose rounding can differ."""
-    environments = [record.environment for record in records]
+    environments = [record.environment for record in records if record.environment]
     flags = []
     for what, key in (("devices", "device"), ("revisions of the source", "revision")):
         found = sorted({str(e.get(key))[:40].rstrip("+") for e in environments})
@@ -281,24 +286,11 @@ def _compared(row: Row, base: Choice, losses: Iterable[str]) -> Row:
     compared = Comparison(row.choice, base)
     found = {key: d for key in losses if (d := compared.difference(key)) is not None}
     curves = [record.curves["val_loss"] for record in row.trial.records if record.good]
-    reached = [steps_to(steps, losses, base.trial.mean()) for steps, losses in curves]
+    level = base.trial.mean()
+    reached = [steps_to(steps, losses, level) for steps, losses in curves if math.isfinite(level)]
     in_all = [steps for steps in reached if steps is not None]
     mean = statistics.fmean(in_all) if in_all and len(in_all) == len(reached) else None
     return replace(row, comparison=compared, differences=found, steps_to=mean)
-
-
-def differing(trial: Trial, base: Trial) -> str:
-    """In words, what differs between two arms beside the method: their budget or their data."""
-    mine, theirs = trial.config.flat(), base.config.flat()
-    found = [
-        f"{key} {mine[key]} against {theirs[key]}" for key in BUDGET if mine[key] != theirs[key]
-    ]
-    digests = [
-        {r.environment.get("data", {}).get("digest") for r in t.records} for t in (trial, base)
-    ]
-    if digests[0] != digests[1]:
-        found.append("other data")
-    return ", ".join(found)
 
 
 def inside(choice: Choice) -> str:
@@ -329,9 +321,12 @@ def _counts(rows: list[Row], base: Choice | None) -> list[str]:
             flags.append(ONE_SEED)
     bad = sum(row.bad for row in rows)
     if bad:
-        flags.append(
-            f"{bad} runs diverged or failed; they are counted in the table, and never chosen."
+        runs = (
+            "1 run diverged or failed; it is"
+            if bad == 1
+            else f"{bad} runs diverged or failed; they are"
         )
+        flags.append(f"{runs} counted in the table, and never chosen.")
     return flags
 
 
@@ -344,7 +339,7 @@ def _better(choice: Choice) -> str | None:
     return (
         f"{choice.arm} is compared by {choice.trial.settings}, with {len(choice.trial.seeds)} "
         f"seeds; {trial.settings}, with {len(trial.seeds)}, ended {-less.mean:.4f} lower in "
-        f"seed{'s' * (less.n > 1)} {', '.join(map(str, seeds))}."
+        f"{seeds_in_words(seeds)}."
     )
 
 

@@ -45,6 +45,7 @@ from normcontrol.lab.training.run_folder import (
     describe_run,
     keep_tokenizer,
     opened,
+    same_threads,
     write_config,
     write_environment,
 )
@@ -109,6 +110,7 @@ def train(
         stack.enter_context(memory_advice(config))
         stack.enter_context(fast_kernels(device))
         interrupted = stack.enter_context(interruptible())
+        stack.enter_context(same_threads(out, device))
         return _train(config, out, world, device, dtype, display, interrupted, cache, warm, stack)
 
 

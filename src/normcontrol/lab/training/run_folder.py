@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from normcontrol import __version__
+from normcontrol.lab.cores import cores
 from normcontrol.lab.data.batches import Dataset
 from normcontrol.lab.data.tokenizer import Trained
 from normcontrol.lab.errors import LabError
@@ -123,6 +124,20 @@ def describe_run(device: torch.device, world: int, dataset: Dataset) -> dict[str
             "tokenizer_sha256": dataset.tokenizer_sha256,
         },
     }
+
+
+@contextlib.contextmanager
+def same_threads(folder: Path, device: torch.device) -> Iterator[None]:
+    """A run that is resumed on a CPU has as many threads as before, if this machine has as many
+    cores: the rounding of sums depends on their number."""
+    path, usual = folder / ENVIRONMENT, torch.get_num_threads()
+    resumed = device.type == "cpu" and (folder / CONFIG).exists() and path.exists()
+    before = read_json(path).get("threads", usual) if resumed else usual
+    torch.set_num_threads(before if before <= cores() else usual)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def write_environment(folder: Path, environment: dict[str, Any], first: int) -> None:

@@ -38,7 +38,10 @@ def load(run: Path, device: str = "auto") -> tuple[GPT, Tokenizer]:
     check_fields(config.model)
     newest = checkpoint.latest(run / CHECKPOINTS)
     if newest is None:
-        raise LabError(f"{run} has no checkpoint yet. Let it train until it has written one.")
+        raise LabError(
+            f"{run} has no checkpoint. A run writes one every --checkpoint-every steps and at its "
+            "end, or none if that is 0: continue it, or train it again with another value."
+        )
     about = read_json(run / ENVIRONMENT, "data")["data"]
     model = GPT(config.model, padded(about["vocab"]))
     model.load_state_dict(checkpoint.load(newest)["model"])

@@ -65,6 +65,21 @@ function offerGains() {
   norms.caption.append(button);
 }
 
+// Where an arm has many runs, their mean over seeds is drawn, and they are faint: they would hide each other.
+function means(panel) {
+  if (all) return {};
+  if (panel.averaged !== panel.lines) {
+    panel.averaged = panel.lines;
+    panel.means = {};
+    for (const arm of arms) {
+      const lines = runs.filter(run => run.arm === arm && run.chosen).map(run => panel.lines[run.index]), [{ x }] = lines.length ? lines : [{}];
+      if (lines.length < data.many || lines.some(line => line.x.length !== x.length)) continue;
+      panel.means[arm] = { x, y: Float32Array.from(x, (_, i) => lines.reduce((sum, line) => sum + line.y[i], 0) / lines.length) };
+    }
+  }
+  return panel.means;
+}
+
 const shown = () => runs.filter(run => !hidden.has(run.arm) && (all || run.chosen));
 
 function range(panel) {
@@ -98,7 +113,7 @@ function draw(panel) {
   if (!width) return;
   canvas.width = width * scale; canvas.height = height * scale;
   const c = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), r = range(panel);
-  const box = { left: 52, right: width - 20, top: 8, bottom: height - 24 };
+  const box = { left: 52, right: width - 20, top: 8, bottom: height - 40 };
   const px = x => box.left + (x - r.x0) / (r.x1 - r.x0) * (box.right - box.left);
   const py = y => box.bottom - (y - r.y0) / (r.y1 - r.y0) * (box.bottom - box.top);
   Object.assign(panel, { box, px, py, r });
@@ -110,21 +125,30 @@ function draw(panel) {
   for (const t of ticks(r.y0, r.y1, 6)) { c.moveTo(box.left, py(t)); c.lineTo(box.right, py(t)); c.fillText(short(t), box.left - 6, py(t)); }
   c.textAlign = "center"; c.textBaseline = "top";
   for (const t of ticks(r.x0, r.x1, Math.min(8, width / 80))) { c.moveTo(px(t), box.top); c.lineTo(px(t), box.bottom); c.fillText(short(t), px(t), box.bottom + 6); }
+  c.fillText("step", (box.left + box.right) / 2, box.bottom + 22);
   c.stroke();
   c.save();
   c.beginPath(); c.rect(box.left, box.top, box.right - box.left, box.bottom - box.top); c.clip();
-  c.lineWidth = 1.4; c.lineJoin = "round";
+  c.lineJoin = "round";
+  const mean = means(panel);
   for (const run of shown()) {
     const { x, y } = panel.lines[run.index];
     c.strokeStyle = c.fillStyle = colour[run.arm];
-    c.globalAlpha = run === panel.near ? 1 : 0.8;
+    c.globalAlpha = run === panel.near ? 1 : mean[run.arm] ? 0.15 : 0.8;
     c.lineWidth = run === panel.near ? 2.6 : 1.4;
     c.beginPath();
     trace(c, x, y, px, py, box);
     c.stroke();
-    if (panel.dots && x.length < 60) for (let i = 0; i < x.length; i++) { c.beginPath(); c.arc(px(x[i]), py(y[i]), 2, 0, 7); c.fill(); }
+    if (panel.dots && x.length < 60 && !mean[run.arm]) for (let i = 0; i < x.length; i++) { c.beginPath(); c.arc(px(x[i]), py(y[i]), 2, 0, 7); c.fill(); }
   }
-  c.globalAlpha = 1;
+  c.globalAlpha = 1; c.lineWidth = 2.6;
+  for (const [arm, { x, y }] of Object.entries(mean)) {
+    if (hidden.has(arm)) continue;
+    c.strokeStyle = colour[arm];
+    c.beginPath();
+    trace(c, x, y, px, py, box);
+    c.stroke();
+  }
   if (panel.drag) { c.fillStyle = "#8884"; c.fillRect(...panel.drag); }
   c.restore();
 }
