@@ -50,6 +50,8 @@ OVERVIEW = (
     ("longest-tiny", "lower in the longest runs", "5,400", "rises", "18 and 17 trials"),
     ("larger-tiny", "lower", "600", "constant", "6 trials each"),
     ("larger-tiny", "level, rising", "600", "rises", "6 trials each"),
+    ("matched-tiny", "the paper's", "600", "AdamW's end, the paper's ramp", "AdamW's settings"),
+    ("matched-tiny", "level", "600", "AdamW's end, as a random walk", "AdamW's settings"),
     ("settle-small", "lower", "800", "constant", "6 trials each"),
     ("confirm-small", "lower", "800", "constant", "as settle chose"),
     ("gpt2-small", "the paper's target", "3,050", "ratio 2", "nothing"),

@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from normcontrol.lab.studies import gpt2, larger, settle
+from normcontrol.lab.studies import gpt2, larger, matched, settle
 from normcontrol.lab.studies.muon import LESS_DECAY
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.optimizers import MUON, MUON_CONTROLLED
@@ -45,6 +45,7 @@ MUONS = RESULTS.with_name("muon-tiny")
 CAUSES = RESULTS.with_name("causes-tiny")
 GPT2 = RESULTS.with_name("gpt2-small")
 LARGER = RESULTS.with_name("larger-tiny")
+MATCHED = RESULTS.with_name("matched-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -180,6 +181,22 @@ def larger_model() -> str:
     return "\n\n".join((tuning(found, larger.ARMS), table(rows), claims(LARGER)))
 
 
+def at_adamws_norm() -> str:
+    """Every arm of the study ``matched``, against AdamW in the same seeds."""
+    found = evidence(MATCHED)
+    (adamw,) = found.trials(ADAMW)
+    rows = [["arm", "mean loss", "s.d.", "minus AdamW", "final norm / initial", "lower than AdamW"]]
+    rows.append(["---"] * len(rows[0]))
+    for arm in matched.ARMS:
+        (trial,) = found.trials(arm)
+        pairs = list(zip(trial.values(), adamw.values(), strict=True))
+        below = f"{sum(one < other for one, other in pairs)} of {len(pairs)}"
+        less = ["-", "-"] if arm == ADAMW else [str(difference(trial, adamw)), below]
+        loss = f"{trial.mean():.4f}", f"{statistics.stdev(trial.values()):.4f}"
+        rows.append([arm, *loss, less[0], f"{trial.mean('ratio'):.3f}", less[1]])
+    return "\n\n".join((table(rows), claims(MATCHED)))
+
+
 def causes() -> str:
     """Every arm of the study ``causes``, against AdamWN in the same seeds."""
     found = evidence(CAUSES)
@@ -284,7 +301,8 @@ def main() -> None:
         found = evidence(folder)
         parts = [part(found) for part in (tuning, seeds, differences, course, decays)]
         print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
-    print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), larger_model(), sep="\n\n")
+    print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), sep="\n\n")
+    print(larger_model(), at_adamws_norm(), sep="\n\n")
     draw(found, HERE / "settle.png")
 
 

@@ -40,6 +40,8 @@ def test_the_summary_says_what_the_claims_say():
         ("growth-tiny", f"{rising}, steps x3 is level with AdamW", "supported"),
         ("larger-tiny", f"{rising} is level with AdamW", "supported"),
         ("walk-tiny", lower, "not shown"),
+        ("matched-tiny", f"as a random walk {lower}.", "not shown"),
+        ("matched-tiny", "as a random walk is level with AdamW", "supported"),
         ("shape-tiny", "as a random walk is level with AdamW", "supported"),
         ("causes-tiny", "Feedback does not matter", "supported"),
     ):

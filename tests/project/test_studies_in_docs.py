@@ -219,6 +219,23 @@ def test_what_larger_shows_is_what_its_claims_say(page, monkeypatch):
         assert made.larger_model() in (ROOT / page).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("page", ["docs/larger.md", notes("matched-tiny"), "docs/faq.md"])
+def test_what_matched_shows_is_what_its_claims_say(page, monkeypatch):
+    text = read(page)
+    outcome, numbers = claim("matched-tiny", "AdamWN, the paper's ramp has a lower")
+    assert outcome == "refuted", f"{page} has to say what is shown"
+    digits = 3 if page == "docs/faq.md" else 4
+    assert f"{rounded(differences(numbers)[0], digits)} above" in text
+    assert claim("matched-tiny", "AdamWN, as a random walk has a lower")[0] == "not shown"
+    outcome, numbers = claim("matched-tiny", "AdamWN, as a random walk is level with AdamW")
+    assert outcome == "supported", f"{page} has to say what is shown"
+    assert page == "docs/faq.md" or differences(numbers)[0] in text
+    if page == "docs/larger.md":
+        monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+        made = importlib.import_module("make_settle")
+        assert made.at_adamws_norm() in (ROOT / page).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", ["docs/budget.md", notes("budget-tiny")])
 def test_what_budget_shows_is_what_its_claims_say(page):
     text = read(page).replace("*", "")
