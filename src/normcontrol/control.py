@@ -239,6 +239,8 @@ class NormControl(Wrapper):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group; the reference of its tensors is their norm now."""
+        if self._has_changed():
+            self._rebuild()
         self.optimizer.add_param_group(param_group)
         try:
             with unchanged_on_error(self.param_groups[-1:]):
@@ -258,7 +260,10 @@ class NormControl(Wrapper):
 
     def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
-        state_dict, step = restored_state(state_dict, self.optimizer)
+        with unchanged_on_error(self.param_groups):
+            if self._has_changed():  # the state must fit the tensors as they are now
+                measure_references(self.param_groups, self._find_sharing())
+            state_dict, step = restored_state(state_dict, self.optimizer)
         before = self.param_groups
         super().unpack(state_dict)
         self._turns.replace(before, self.param_groups)
@@ -418,6 +423,7 @@ class NormControl(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: all but hooks, and objects that can be built again."""
+        self._catch_up()
         self._hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
         state = {k: v for k, v in super().__getstate__().items() if k not in BUILT}
