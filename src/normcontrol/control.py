@@ -23,7 +23,13 @@ from normcontrol.groups.members import Controlled
 from normcontrol.groups.readings import NOTHING_CONTROLLED, Reading, readings
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import Group, check_decay, setting_names, with_defaults
-from normcontrol.groups.state import restored_state, saved_state, state_of, unchanged_on_error
+from normcontrol.groups.state import (
+    refuse_other_entries,
+    restored_state,
+    saved_state,
+    state_of,
+    unchanged_on_error,
+)
 from normcontrol.groups.turns import Turns, check_pieces, may_move
 from normcontrol.law import Law
 from normcontrol.schedule import Value
@@ -132,6 +138,7 @@ class NormControl(Wrapper):
         given |= {"cautious": cautious, "outputs": outputs, "controlled": controlled}
         given |= {"relative_step": relative_step, "min_relative_step": min_relative_step}
         super().__init__(optimizer)
+        refuse_other_entries(self.param_groups)
         self._settings, self._make_stepper = with_defaults(given), stepper or PlainStepper
         self._norm_group, self._norm_group_lost = norm_group, False
         self._turns = Turns()

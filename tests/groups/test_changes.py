@@ -318,6 +318,15 @@ def test_a_law_that_remembers_every_norm_refuses_another_tensor():
         step(opt)
 
 
+def test_a_law_that_was_edited_away_remembers_nothing():
+    opt = controlled(weights(3, 3), weights(4, 4), law="integral")
+    opt.param_groups[0]["control"]["law"] = "projection"
+    opt.param_groups[0]["params"][0] = weights(5, 5)
+    start = total_norm(opt.param_groups[0]["params"][:1])
+    step(opt, 2)
+    assert norms(opt)[0] == pytest.approx(1.5 * start, rel=1e-6)
+
+
 def test_a_replaced_tensor_of_norm_zero_has_no_ratio():
     opt = controlled(weights(3, 3))
     opt.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(3, 3))

@@ -186,6 +186,8 @@ def test_a_norm_is_never_negative():
         ("reference", ..., "has no reference, which every saved state"),
         ("step", ..., "has no step"),
         ("scope", ..., "has no scope"),
+        ("step", 2, "has step=2, where a saved state has a tensor"),
+        ("reference", [3.0], "has reference=.3.0., where a saved state has a tensor"),
     ],
 )
 def test_a_state_that_was_changed_is_refused_and_nothing_is_loaded(name, value, message):

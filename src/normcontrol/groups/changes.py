@@ -249,8 +249,10 @@ def _trained(members: Members) -> list[int]:
 
 
 def _check_memory(group: Group) -> None:
-    memory = state_of(group).get("memory")
-    if memory is not None and memory.shape[-1] > 1:
+    control = state_of(group)
+    memory = control.get("memory")
+    is_used = control["law"] == "integral" or control["start"] == "inflection"
+    if is_used and memory is not None and memory.shape[-1] > 1:
         raise ValueError(
             "A tensor was replaced, resized, added or removed in a group whose law or start "
             "remembers every norm, and what it would remember of the new tensor is not known. "

@@ -213,7 +213,7 @@ class WeightSet:
         value = given
         if isinstance(given, Schedule):
             if isinstance(given, lr_times):
-                self._check_learning_rates(given)
+                self._check_learning_rates(name, given)
             of_step_alone = type(given).at is Schedule.at and not isinstance(given, custom)
             if clock.known and of_step_alone:
                 value = self._value_ahead(name, given, clock.calls)
@@ -301,18 +301,19 @@ class WeightSet:
         """Return values for all parts, from those of the parts that this process knows."""
         return values if self.shards is None else self.shards.whole(values)
 
-    def _check_learning_rates(self, given: Schedule) -> None:
+    def _check_learning_rates(self, name: str, given: Schedule) -> None:
         lr = self.groups[0].get("lr")
         if lr is None:
             raise ValueError(
-                f"rate={given!r} follows the learning rate, but the group has lr=None: its "
-                "optimizer computes one in every step. Give a number or another schedule as rate."
+                f"{name}={given!r} follows the learning rate, but the group has lr=None: its "
+                f"optimizer computes one in every step. Give a number or another schedule as "
+                f"{name}."
             )
         if any(g["lr"] is not lr and g["lr"] != lr for g in self.groups):
             raise ValueError(
-                f"rate={given!r} follows the learning rate, but the groups that share the global "
+                f"{name}={given!r} follows the learning rate, but the groups that share the global "
                 f"norm have different ones: {[float(g['lr']) for g in self.groups]}. Use "
-                "scope='group', so that each group has a norm and a rate of its own."
+                f"scope='group', so that each group has a norm and a {name} of its own."
             )
 
     def _unit_norms(self, amounts: Sequence[float]) -> Tensor:
