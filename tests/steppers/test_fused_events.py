@@ -105,6 +105,43 @@ def test_gradients_may_be_at_other_addresses_at_every_step():
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
 
 
+def new_state(p):
+    squares = p.detach().square()
+    return {"step": squares.new_tensor(5.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": squares}
+
+
+CHANGES_OF_STATE = {
+    "cleared": lambda opt, p: opt.state.clear(),
+    "removed": lambda opt, p: opt.state.pop(p),
+    "emptied": lambda opt, p: opt.state.update({p: {}}),
+    "replaced": lambda opt, p: opt.state.update({p: new_state(p)}),
+    "moments": lambda opt, p: opt.state[p].update(exp_avg_sq=p.detach().square()),
+    "step": lambda opt, p: opt.state[p].update(step=p.new_zeros(())),
+    "amsgrad": lambda opt, p: (
+        opt.param_groups[0].update(amsgrad=True),
+        [state.update(max_exp_avg_sq=torch.ones_like(q)) for q, state in opt.state.items()],
+    ),
+}
+
+
+@here
+@pytest.mark.parametrize("change", CHANGES_OF_STATE)
+def test_a_state_that_is_changed_between_steps_is_used(change):
+    """The kernels went on with the moments that they had, and the saved state was without them."""
+    ours, theirs = tensors([3, 70]), tensors([3, 70])
+    opts = kernels(ours), AdamWN(everything(theirs), LR, BETAS, fused=False)
+    for params, opt in zip((ours, theirs), opts, strict=True):
+        run(opt, params, range(1, 3))
+        CHANGES_OF_STATE[change](opt, params[0])
+        run(opt, params, range(3, 5))
+    assert worst(ours, theirs) < 1e-6
+    states = [opt.state_dict()["state"] for opt in opts]
+    assert [*states[0]] == [*states[1]]
+    for mine, other in zip(*(state.values() for state in states), strict=True):
+        for name, value in mine.items():
+            torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-9)
+
+
 @here
 def test_the_scale_of_gradscaler_is_divided_out():
     ours, theirs = tensors(), tensors()

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import compress
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -162,6 +164,9 @@ class Plan:
         groups = adam.param_groups
         self.group_ids = list(map(id, groups))
         self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in groups]
+        self.are_tensors = [isinstance(key, Tensor) for key in self.state]
+        self.entries = [*compress(self.state.values(), self.are_tensors)]
+        """The states of all tensors; other optimizers' code may store more under other keys."""
         self._take_over()
         self.slots: dict[WeightSet, Slots] = {}
         found = set(stepped)
@@ -222,6 +227,9 @@ class Plan:
     def fits(self) -> bool:
         """Return whether the plan still describes the optimizer. Gradients may be new tensors."""
         if self.state is not self.adam.state:
+            return False
+        entries = compress(self.state.values(), self.are_tensors)
+        if len(self.state) != len(self.are_tensors) or not all(map(is_, entries, self.entries)):
             return False
         if list(map(id, self.adam.param_groups)) != self.group_ids:
             return False
