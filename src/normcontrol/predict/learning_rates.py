@@ -83,11 +83,16 @@ def _rates(lr: LearningRate, steps: int) -> list[list[float]]:
 
 def is_finite(given: Any) -> bool:
     """Return whether this is a number that is finite."""
-    return hasattr(given, "__float__") and math.isfinite(given)
+    return is_number(given) and math.isfinite(given)
+
+
+def is_number(given: Any) -> bool:
+    """Return whether this is one number."""
+    return hasattr(given, "__float__") and getattr(given, "ndim", 0) == 0
 
 
 def _number(given: Any) -> float:
-    if not hasattr(given, "__float__"):
+    if not is_number(given):
         raise TypeError(
             f"The learning rate {given!r} is no number. Give a number, one for every step, a "
             "function of the step that returns one, or a schedule."

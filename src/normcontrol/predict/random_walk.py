@@ -291,7 +291,8 @@ def _decay(c: TensorClass, given: float | None) -> float:
     decay = c.weight_decay if given is None else given
     if decay is None:
         raise ValueError(
-            "No weight decay was given, and a model has none. Give weight_decay=, or an optimizer."
+            "No weight decay was given, and a model has none, nor has an optimizer under norm "
+            "control. Give weight_decay=, or an optimizer that decays."
         )
     if not (is_finite(decay) and decay >= 0):
         raise ValueError(
