@@ -143,6 +143,24 @@ def test_a_state_that_is_changed_between_steps_is_used(change):
 
 
 @here
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_the_default_device_may_be_another_one(order):
+    """Pinned memory is the host's: with the GPU as the default device its allocation failed."""
+    ours, theirs = tensors([3, 70]), tensors([3, 70])
+    for params, device in ((ours, "cpu" if CUDA else "meta"), (theirs, DEVICE)):
+        opt = kernels(params, order=order, ratio=1.5)
+        run(opt, params, range(1, 2))  # Adam's own state is made on the default device
+        grads = [gradients(params, t) for t in range(2, 4)]
+        opt.stepper.plan = None
+        with torch.device(device):
+            for given in grads:
+                for p, g in zip(params, given, strict=True):
+                    p.grad = g
+                opt.step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
+@here
 def test_the_scale_of_gradscaler_is_divided_out():
     ours, theirs = tensors(), tensors()
     plain, scaled = kernels(theirs), kernels(ours)

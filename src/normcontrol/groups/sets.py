@@ -121,7 +121,10 @@ class WeightSet:
         """The target and the scale of the last step, as tensors; None before the first step."""
         if self.noted is None:
             return None
-        target, scale = (torch.as_tensor(x, dtype=self.unit.dtype) for x in self.noted)
+        unit = self.unit
+        target, scale = (
+            torch.as_tensor(x, dtype=unit.dtype, device=unit.device) for x in self.noted
+        )
         return target.detach(), scale.detach()
 
     def make_tables(self, clock: Clock) -> None:
@@ -219,7 +222,7 @@ class WeightSet:
                 value = self._value_ahead(name, given, clock.calls)
             else:
                 dtype = self.initial.dtype
-                calls = torch.tensor(clock.calls, dtype=dtype)
+                calls = torch.tensor(clock.calls, dtype=dtype, device="cpu")
                 now = calls if clock.known else clock.step.to(dtype)
                 value = given.at(now, self.groups[0])
         if not clock.known:
@@ -248,7 +251,8 @@ class WeightSet:
         known, first, values = self._ahead.get(name, (None, 0, []))
         if known is not given or not first <= step < first + AHEAD:
             first = step - step % AHEAD
-            steps = torch.arange(first, first + AHEAD, dtype=self.initial.dtype)
+            dtype = self.initial.dtype
+            steps = torch.arange(first, first + AHEAD, dtype=dtype, device="cpu")
             values = given.value(steps).tolist()
             self._ahead[name] = given, first, values
         return values[step - first]

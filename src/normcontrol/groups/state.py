@@ -247,7 +247,8 @@ def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group],
         "start there. To continue from an earlier reference instead, set norm= or rms=, which need "
         "none."
     )
-    return [adapted(*pair) for pair in pairs], torch.zeros((), dtype=torch.int64)
+    step = torch.zeros((), dtype=torch.int64, device="cpu")
+    return [adapted(*pair) for pair in pairs], step
 
 
 def restored(index: int, given: Group, live: Group) -> Group:

@@ -27,6 +27,7 @@ from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.groups.state import state_of
 from normcontrol.law import proportional
 from normcontrol.steppers import kernels, pass_kernels
+from normcontrol.steppers.folded import in_float32
 from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
 from normcontrol.steppers.tables import Bucket, Launch
@@ -357,5 +358,5 @@ def log2_of(beta: float) -> tuple[float, float]:
     True
     """
     exact = math.log2(beta) if beta > 0 else -1e9  # 0 ** t is 0
-    single = torch.tensor(exact, dtype=torch.float32).item()
-    return single, torch.tensor(exact - single, dtype=torch.float32).item()
+    single = in_float32(exact)
+    return single, in_float32(exact - single)

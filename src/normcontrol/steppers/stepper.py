@@ -329,7 +329,7 @@ class PlainStepper(Stepper):
             )
         params = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
         if not params:
-            clip.norm = torch.zeros(())
+            clip.norm = torch.zeros((), device="cpu")
             return
         if any(p.grad.is_sparse for p in params):
             raise ValueError(

@@ -125,9 +125,11 @@ class Table:
             while sum(sizes) > self.chunk << 16:  # tables of less than a megabyte for any model
                 self.chunk *= 2
             counts = [chunk_count(n, self.block, self.chunk) for n in sizes]
-        tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        firsts = torch.tensor([0, *counts]).cumsum(0)
-        within = (torch.arange(len(tensor)) - firsts[tensor]) * (self.chunk if length else 1)
+        repeats = torch.tensor(counts, device="cpu")
+        tensor = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), repeats)
+        firsts = torch.tensor([0, *counts], device="cpu").cumsum(0)
+        within = torch.arange(len(tensor), device="cpu") - firsts[tensor]
+        within *= self.chunk if length else 1
         self.programs = len(tensor)
         self.chunks = torch.stack([tensor, within], 1).to(self.device, torch.int32)
         self.firsts = firsts.to(self.device, torch.int32)
@@ -230,10 +232,10 @@ class Bucket(Table):
         if found is not None and not is_captured:
             return found[0]
         if found is None and is_captured and self.spare is not None:
-            host, self.spare = self.spare.copy_(torch.tensor(grads)), None
+            host, self.spare = self.spare.copy_(torch.tensor(grads, device="cpu")), None
             found = host.to(self.device, non_blocking=True), host
         elif found is None:
-            host = torch.tensor(grads, pin_memory=is_cuda)
+            host = torch.tensor(grads, device="cpu", pin_memory=is_cuda)
             found = host.to(self.device, non_blocking=True), host
         if is_captured:
             self.captured.append(found)
