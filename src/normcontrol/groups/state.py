@@ -56,7 +56,7 @@ class ControlState(dict[str, Any]):
                 f"{name!r} is no setting of norm control: the settings are "
                 f"{', '.join(setting_names())}."
             )
-        if name in setting_names() and getattr(value, "ndim", 0):
+        if name in setting_names() and getattr(value, "ndim", 0) > 0:
             raise ValueError(
                 f"{name}={value!r} is {len(value)} numbers, but a group has one. Give a group to "
                 "each set of tensors that needs another number."
