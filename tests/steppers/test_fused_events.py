@@ -25,8 +25,9 @@ from kernel_cases import (
 from processes import run as run_processes
 from torch import nn
 
-from normcontrol import AdamWN, linear
+from normcontrol import AdamWN, NormControl, linear
 from normcontrol.law import proportional
+from normcontrol.mechanisms import start
 from normcontrol.steppers.tables import KEPT, Launch
 
 pytest.importorskip("triton")
@@ -140,6 +141,34 @@ def test_a_state_that_is_changed_between_steps_is_used(change):
     for mine, other in zip(*(state.values() for state in states), strict=True):
         for name, value in mine.items():
             torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-9)
+
+
+@here
+@pytest.mark.parametrize("adam", [True, False], ids=["Adam", "around Adam"])
+@pytest.mark.parametrize("order", ["after", "before"])
+@pytest.mark.parametrize("scope", ["tensor", "row"])
+def test_every_part_starts_at_its_own_inflection(monkeypatch, scope, order, adam):
+    """The rate of the first part was that of all: its start was theirs."""
+    monkeypatch.setattr(start, "SAMPLED_EVERY", 2)
+    runs = []
+    for fused in (True, False):
+        params = [nn.Parameter(torch.ones(3, 4, device=DEVICE)) for _ in range(2)]
+        settings = {"scope": scope, "order": order, "start": "inflection", "ratio": 0.5}
+        if adam:
+            opt = AdamWN(params, LR, (0.0, 0.0), fused=fused, **settings)
+        else:
+            opt = NormControl(torch.optim.Adam(params, LR, (0.0, 0.0)), **settings)
+            opt.stepper.on_gpu = opt.stepper.on_gpu if fused else frozenset()
+        for t in range(12):
+            for i, p in enumerate(params):
+                p.grad = torch.full_like(p, -1.0)  # a step makes the weights larger by LR
+                if t > 3 and (scope == "row" or i == 0):  # but for the first part
+                    p.grad[: 1 if scope == "row" else 3] = 0.0
+            opt.step()
+        runs.append(params)
+        started = opt.state_dict()["param_groups"][0]["control"]["memory"][-1]
+        assert 0 < started.sum() < len(started)
+    assert worst(*runs) < 1e-6
 
 
 @here

@@ -151,6 +151,12 @@ class WeightSet:
         return self.settings["order"]
 
     @property
+    def has_plain_law(self) -> bool:
+        """Whether the law is the proportional one, with one rate for all parts: kernels know it."""
+        start_apart = isinstance(self.start, AtInflection) and not self.scope.joint
+        return self.law is proportional and not start_apart
+
+    @property
     def is_joint_over_ranks(self) -> bool:
         """Whether other ranks may have weights of this set that this rank cannot see."""
         return self.shards is not None and self.shards.norm_group is not None

@@ -25,7 +25,6 @@ from normcontrol.groups.moments import check_moments
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.groups.state import state_of
-from normcontrol.law import proportional
 from normcontrol.steppers import kernels, pass_kernels
 from normcontrol.steppers.folded import in_float32
 from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
@@ -189,7 +188,7 @@ class Plan:
             into = self.parts.corrections
             tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE
         choice = Choice(self.parts, mine, s.scope.joint, into, tolerance)
-        law = choice.by_law if s.law is proportional and s.shards is None else None
+        law = choice.by_law if s.has_plain_law and s.shards is None else None
         passes = [Passes(self.parts, b) for b in buckets]
         return Slots(self.parts.norms[mine], passes, choice, law)
 
