@@ -267,12 +267,13 @@ class NormControl(Wrapper):
 
     def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
-        with unchanged_on_error(self.param_groups):
-            if self._has_changed():  # the state must fit the tensors as they are now
-                measure_references(self.param_groups, self._find_sharing())
-            state_dict, step = restored_state(state_dict, self.optimizer)
         before = self.param_groups
-        super().unpack(state_dict)
+        with unchanged_on_error(before):
+            if changes.has_entries(before) and self._has_changed():
+                # The state must fit the tensors as they are now.
+                measure_references(before, self._find_sharing())
+            state_dict, step = restored_state(state_dict, self.optimizer)
+            super().unpack(state_dict)
         self._turns.replace(before, self.param_groups)
         self._go_on_from(step)
         self._build()

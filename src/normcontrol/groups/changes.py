@@ -156,6 +156,12 @@ def _read(index: int, group: Group, entry: ControlState, optimizer: Optimizer) -
     return state_of(loaded)
 
 
+def has_entries(groups: Sequence[Group]) -> bool:
+    """Return whether every group has an entry of the controller, and not what was loaded or given
+    in its place."""
+    return all(isinstance(group.get(CONTROL), ControlState) for group in groups)
+
+
 def new_groups(groups: Sequence[Group]) -> list[int]:
     """Return the indices of the groups that were appended by hand.
 
