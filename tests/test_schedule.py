@@ -97,6 +97,13 @@ def test_a_function_of_the_step_is_a_schedule():
     assert set(seen) == {1, 2}, "steps count from 1"
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_trace_of_one_record_is_a_constant(dtype):
+    """It was NaN at the record in float32, in which the least distance between steps was zero."""
+    steps = torch.tensor([0.0, 3.0, 5.0], dtype=dtype)
+    assert trace([1.25], steps=[3])(steps).tolist() == [1.25] * 3
+
+
 def test_a_trace_warns_once_that_it_has_ended():
     model = SmallModel()
     opt = AdamWN(model.parameters(), lr=0.0, ratio=trace([1.0, 1.5, 2.0]), rate=1.0)

@@ -7,6 +7,7 @@ import io
 import pytest
 import torch
 from small import SmallModel, loss_at, matrices, total_norm
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from normcontrol import AdamWN, NormControl, eta_times, linear, lr_times
@@ -288,6 +289,28 @@ def test_the_learning_rate_may_be_none():
     opt, p = without_rate(ratio=1.5, rate=1.0)
     opt.step()
     assert total_norm([p]) == pytest.approx(4.5)
+
+
+def test_an_optimizer_is_not_wrapped_twice():
+    """The settings of the first controller held in place of those of the second."""
+    sgd = torch.optim.SGD([nn.Parameter(torch.ones(3, 3))], lr=0.1)
+    NormControl(sgd, ratio=1.0)
+    sentence = r"Group 0 is under norm control already \(ratio=1.0, .*remove them first: group.pop"
+    with pytest.raises(ValueError, match=sentence):
+        NormControl(sgd, ratio=2.0)
+    for group in sgd.param_groups:
+        group.pop("control")
+    assert NormControl(sgd, ratio=2.0).norms()["global"].target == 6
+
+
+def test_what_follows_several_learning_rates_is_named():
+    params = [nn.Parameter(torch.ones(3, 3)) for _ in range(2)]
+    sgd = torch.optim.SGD([{"params": [p], "lr": i + 0.1} for i, p in enumerate(params)])
+    opt = NormControl(sgd, relative_step=lr_times(1.0))
+    for p in params:
+        p.grad = torch.ones_like(p)
+    with pytest.raises(ValueError, match=r"relative_step=lr_times\(factor=1.0\) follows .* have d"):
+        opt.step()
 
 
 @pytest.mark.parametrize("rate", [lr_times(0.1), eta_times(0.1)])

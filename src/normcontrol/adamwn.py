@@ -162,7 +162,8 @@ class AdamWN(NormControl):
         If it has a ``weight_decay`` of zero, it is not controlled; with any other, as the groups
         before it: all of its tensors if such groups were marked by their decay, else the matrices.
         """
-        decay = param_group.pop("weight_decay", None)
+        is_dict = isinstance(param_group, dict)  # torch refuses others
+        decay = param_group.pop("weight_decay", None) if is_dict else None
         if decay is not None:
             marked = any(group["control"]["controlled"] is True for group in self.param_groups)
             if not decay or marked:

@@ -23,7 +23,13 @@ from normcontrol.groups.members import Controlled
 from normcontrol.groups.readings import NOTHING_CONTROLLED, Reading, readings
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import Group, check_decay, setting_names, with_defaults
-from normcontrol.groups.state import restored_state, saved_state, state_of, unchanged_on_error
+from normcontrol.groups.state import (
+    refuse_other_entries,
+    restored_state,
+    saved_state,
+    state_of,
+    unchanged_on_error,
+)
 from normcontrol.groups.turns import Turns, check_pieces, may_move
 from normcontrol.law import Law
 from normcontrol.schedule import Value
@@ -132,6 +138,7 @@ class NormControl(Wrapper):
         given |= {"cautious": cautious, "outputs": outputs, "controlled": controlled}
         given |= {"relative_step": relative_step, "min_relative_step": min_relative_step}
         super().__init__(optimizer)
+        refuse_other_entries(self.param_groups)
         self._settings, self._make_stepper = with_defaults(given), stepper or PlainStepper
         self._norm_group, self._norm_group_lost = norm_group, False
         self._turns = Turns()
@@ -239,6 +246,8 @@ class NormControl(Wrapper):
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group; the reference of its tensors is their norm now."""
+        if self._has_changed():
+            self._rebuild()
         self.optimizer.add_param_group(param_group)
         try:
             with unchanged_on_error(self.param_groups[-1:]):
@@ -258,9 +267,13 @@ class NormControl(Wrapper):
 
     def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
-        state_dict, step = restored_state(state_dict, self.optimizer)
         before = self.param_groups
-        super().unpack(state_dict)
+        with unchanged_on_error(before):
+            if changes.has_entries(before) and self._has_changed():
+                # The state must fit the tensors as they are now.
+                measure_references(before, self._find_sharing())
+            state_dict, step = restored_state(state_dict, self.optimizer)
+            super().unpack(state_dict)
         self._turns.replace(before, self.param_groups)
         self._go_on_from(step)
         self._build()
@@ -418,6 +431,7 @@ class NormControl(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled and copied: all but hooks, and objects that can be built again."""
+        self._catch_up()
         self._hand_over()
         lost = self._norm_group_lost or self._norm_group is not None
         state = {k: v for k, v in super().__getstate__().items() if k not in BUILT}

@@ -163,7 +163,8 @@ def as_law(given: Any) -> str | OwnLaw:
         return "integral"  # the controller constructs it, with the memory that it saves
     if not callable(given):
         law_of(given)  # the error names the known laws
-    for norms, norm in (("two norms", torch.ones(2)), ("a single norm", torch.ones(()))):
+    for norms, shape in (("two norms", (2,)), ("a single norm", ())):
+        norm = torch.ones(shape, device="cpu")
         scale = given(norm, 2 * norm, 0.5)
         if not isinstance(scale, Tensor) or scale.shape != norm.shape:
             found = f"shape {tuple(scale.shape)}" if isinstance(scale, Tensor) else repr(scale)

@@ -58,7 +58,7 @@ class Schedule:
     def __call__(self, step: Tensor | float) -> Any:
         if isinstance(step, Tensor):
             return self.value(_floating(step))
-        return self.value(torch.tensor(step, dtype=torch.float64)).item()
+        return self.value(torch.tensor(step, dtype=torch.float64, device="cpu")).item()
 
     def plot(self, steps: int, ax: Axes | None = None, **style: Any) -> Axes:
         """Plot the schedule from step 0 to ``steps`` with matplotlib, and return the axes."""
@@ -241,7 +241,8 @@ class trace(Schedule):
         left = right - 1
         right = right.clamp(max=len(self.values) - 1)
         s0, s1, v0, v1 = steps[left], steps[right], values[left], values[right]
-        done = ((step.reshape(-1) - s0) / (s1 - s0).clamp(min=1e-300)).clamp(0, 1)
+        least = torch.finfo(step.dtype).tiny  # of one record, both are the same
+        done = ((step.reshape(-1) - s0) / (s1 - s0).clamp(min=least)).clamp(0, 1)
         return (v0 + (v1 - v0) * done).reshape(step.shape)
 
     def _table(self, step: Tensor) -> tuple[Tensor, Tensor]:

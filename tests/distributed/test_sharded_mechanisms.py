@@ -240,11 +240,12 @@ def changed(how: str, mesh: Any = None) -> list[Tensor]:
     listed = opt.param_groups[0]["params"]
     for step in range(6):
         if step == 4:
+            if how == "replaced after a group was added":  # whose sets have made no step
+                opt.add_param_group({"params": [weights(2)], "controlled": False})
             listed[:] = {
                 "added": [*listed, weights(3)],
-                "replaced": [weights(7), listed[1]],
                 "removed": listed[1:],
-            }[how]
+            }.get(how, [weights(7), listed[1]])
         for p in listed:
             p.grad = p.detach().clone()
         opt.step()
@@ -260,4 +261,5 @@ def compare_changed(expected: dict[str, list[Tensor]]) -> None:
 
 def test_references_of_a_start_are_carried_over_when_sharded_tensors_change() -> None:
     """Each rank knows those of its own rows: they are gathered before the list is read."""
-    run(compare_changed, 2, {how: changed(how) for how in ("added", "replaced", "removed")})
+    ways = "added", "replaced", "removed", "replaced after a group was added"
+    run(compare_changed, 2, {how: changed(how) for how in ways})

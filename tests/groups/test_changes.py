@@ -318,6 +318,15 @@ def test_a_law_that_remembers_every_norm_refuses_another_tensor():
         step(opt)
 
 
+def test_a_law_that_was_edited_away_remembers_nothing():
+    opt = controlled(weights(3, 3), weights(4, 4), law="integral")
+    opt.param_groups[0]["control"]["law"] = "projection"
+    opt.param_groups[0]["params"][0] = weights(5, 5)
+    start = total_norm(opt.param_groups[0]["params"][:1])
+    step(opt, 2)
+    assert norms(opt)[0] == pytest.approx(1.5 * start, rel=1e-6)
+
+
 def test_a_replaced_tensor_of_norm_zero_has_no_ratio():
     opt = controlled(weights(3, 3))
     opt.param_groups[0]["params"][0] = nn.Parameter(torch.zeros(3, 3))
@@ -414,3 +423,47 @@ def test_what_the_stepper_refuses_changes_nothing(refused):
     (s,) = opt.sets
     assert s.params == [p]
     assert s.start is None
+
+
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+@pytest.mark.parametrize("how", ["copy", "add a group"])
+def test_a_replaced_tensor_takes_over_its_ratio_whatever_happens_before_the_step(how, scope):
+    """The copy and the new group were made with the reference of the tensor that had gone."""
+    old, new = weights(6, 4), weights(6, 4, seed=1)
+    opt = controlled(old, scope=scope)
+    opt.param_groups[0]["params"][0] = nn.Parameter(3 * new.detach())
+    start = total_norm(opt.param_groups[0]["params"])
+    if how == "copy":
+        opt = copy.deepcopy(opt)
+    else:
+        added = {"params": [weights(2, 2)], "controlled": False, "ratio": 1.5}
+        opt.add_param_group(added)
+    step(opt)
+    assert total_norm(opt.param_groups[0]["params"]) == pytest.approx(start, rel=1e-6)
+
+
+def test_a_state_is_loaded_into_tensors_that_were_added():
+    def grow(opt):
+        opt.param_groups[0]["params"].append(weights(2, 4, seed=2))
+        return opt
+
+    saved = grow(controlled(weights(6, 4)))
+    step(saved, 2)
+    state = copy.deepcopy(saved.state_dict())
+    again = grow(controlled(weights(6, 4)))
+    again.load_state_dict(state)
+    step(again)
+    assert [r.target.item() for r in again.norms().values()] == [
+        r.target.item() for r in saved.norms().values()
+    ]
+    other = controlled(weights(6, 4), weights(2, 4))
+    other.param_groups[0]["params"][0] = nn.Parameter(torch.ones(5))  # no matrix any more
+    with pytest.raises(ValueError, match="contains 2 reference norms, but 1 are needed: other"):
+        other.load_state_dict(state)
+
+
+def test_a_report_after_a_tensor_was_removed_is_about_the_others():
+    opt = controlled(weights(3, 3), weights(4, 4), weights(5, 5))
+    opt.param_groups[0]["params"].pop(1)
+    shapes = [line.split()[1] for line in opt.report().splitlines() if "group0" in line]
+    assert shapes == ["3x3", "5x5"]

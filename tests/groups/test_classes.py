@@ -62,6 +62,13 @@ def test_a_tied_embedding_that_the_model_does_not_show_must_be_named():
             lambda: predict.adamw([1, 2], 1e-3, 0.1, steps=5),
             r"Give a model, an optimizer, or a list of TensorClass",
         ),
+        (lambda: predict.adamw(None, 1e-3, 0.1, steps=5), r"or a list of TensorClass"),
+        (lambda: predict.TensorClass("a", 0, 0.1), r"a has count=0: it is the number of weights"),
+        (lambda: predict.TensorClass("a", 9, -0.1), r"a has rms=-0.1: it is the root mean square"),
+        (
+            lambda: predict.classes_of(nn.ParameterList([torch.full((2, 2), torch.nan)])),
+            r"has rms=nan: .* or initialise the model first",
+        ),
     ],
 )
 def test_weights_without_classes_are_refused(call, sentence):

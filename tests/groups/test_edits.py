@@ -3,6 +3,7 @@ or the step refuses it and changes nothing."""
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -223,6 +224,16 @@ def test_a_name_that_is_no_setting_is_refused_at_once():
     _, opt = trained()
     with pytest.raises(KeyError, match=r"'ration' is no setting of norm control.*ratio, norm"):
         opt.param_groups[0]["control"]["ration"] = 2.0
+    with pytest.raises(KeyError, match=r"'ration' is no setting of norm control.*ratio, norm"):
+        opt.param_groups[0]["control"] |= {"ration": 2.0}
+
+
+@pytest.mark.parametrize("several", [torch.tensor([0.1, 0.2]), np.array([0.1, 0.2])])
+def test_several_numbers_in_place_of_one_are_refused_at_once(several):
+    """The comparison with the last settings failed inside torch, at the next step."""
+    _, opt = trained()
+    with pytest.raises(ValueError, match=r"rate=.* is 2 numbers, but a group has one. Give a gro"):
+        opt.param_groups[0]["control"]["rate"] = several
 
 
 def test_groups_that_share_a_norm_are_edited_together():

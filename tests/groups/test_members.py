@@ -179,6 +179,12 @@ def test_a_group_added_later_is_marked_by_its_decay_too():
 # Patterns
 
 
+def test_a_group_that_is_no_dict_is_refused_as_torch_does():
+    opt = AdamWN(SmallModel().parameters())
+    with pytest.raises(TypeError, match="must be a dict"):
+        opt.add_param_group([nn.Parameter(torch.ones(2, 2))])
+
+
 def test_patterns_make_groups_and_the_first_match_wins():
     model = SmallModel()
     rules = {

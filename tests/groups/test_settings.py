@@ -112,6 +112,17 @@ def test_a_ratio_to_an_initial_norm_of_zero_is_refused(scope, where):
     AdamWN([{"params": named[:1]}, {"params": named[1:], "controlled": False}], scope=scope)
 
 
+@pytest.mark.parametrize("scope", ["tensor", "row"])
+def test_a_frozen_tensor_of_zeros_needs_no_ratio(scope):
+    p, frozen = Parameter(W.clone()), Parameter(torch.zeros(2, 2), requires_grad=False)
+    opt = sgd(p, frozen, ratio=2.0, rate=1.0, scope=scope)
+    opt.step()
+    assert frozen.abs().sum() == 0
+    frozen.requires_grad_(True)
+    with pytest.raises(ValueError, match="tensor1 has an initial norm of zero"):
+        opt.step()
+
+
 def test_a_tensor_of_zeros_is_allowed_in_a_joint_norm():
     p, zero = Parameter(W.clone()), Parameter(torch.zeros(2, 2))
     sgd(p, zero, ratio=2.0, rate=1.0).step()

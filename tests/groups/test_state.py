@@ -186,6 +186,8 @@ def test_a_norm_is_never_negative():
         ("reference", ..., "has no reference, which every saved state"),
         ("step", ..., "has no step"),
         ("scope", ..., "has no scope"),
+        ("step", 2, "has step=2, where a saved state has a tensor"),
+        ("reference", [3.0], "has reference=.3.0., where a saved state has a tensor"),
     ],
 )
 def test_a_state_that_was_changed_is_refused_and_nothing_is_loaded(name, value, message):
@@ -223,3 +225,16 @@ def test_a_state_that_the_wrapped_optimizer_loads_is_taken_over(saved_by):
     assert torch.equal(p, q)
     assert q.norm().item() == pytest.approx(2.2 * 3**0.5)
     assert int(again.clock.step) == 6
+
+
+def test_a_state_is_loaded_over_one_that_the_wrapped_optimizer_loaded():
+    p = torch.nn.Parameter(torch.eye(3))
+    opt = NormControl(torch.optim.SGD([p], lr=0.1), ratio=2.0, rate=1.0)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    state = copy.deepcopy(opt.state_dict())
+    opt.optimizer.load_state_dict(copy.deepcopy(state))
+    opt.load_state_dict(state)
+    opt.step()
+    assert int(opt.clock.step) == 2
+    assert p.norm().item() == pytest.approx(2 * 3**0.5)

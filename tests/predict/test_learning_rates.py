@@ -124,7 +124,13 @@ def test_learning_rates_that_cannot_be_used_are_refused(call, sentence):
 
 
 @pytest.mark.parametrize(
-    ("lr", "found"), [("1e-3", "'1e-3'"), (["a"], "'a'"), (lambda step: None, "None")]
+    ("lr", "found"),
+    [
+        ("1e-3", "'1e-3'"),
+        (["a"], "'a'"),
+        (lambda step: None, "None"),
+        (torch.ones(1, 2), r"tensor\(.*\)"),
+    ],
 )
 def test_a_learning_rate_that_is_no_number_is_refused(lr, found):
     with pytest.raises(TypeError, match=f"The learning rate {found} is no number. Give a number"):

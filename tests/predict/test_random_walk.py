@@ -243,6 +243,14 @@ def test_a_prediction_does_not_change_the_model():
             r"constants=None: .* Give a positive number near 1, or what calibrate returned",
         ),
         (lambda: predict.adamw(ONE, 1e-3, 0.1, steps=5, constants="a"), r"constants='a': C is"),
+        (
+            lambda: predict.adamw(AdamWN(nn.Linear(3, 3).parameters()), 1e-3, steps=5),
+            r"No weight decay was given, .* nor has an optimizer under norm control. Give weight_",
+        ),
+        (
+            lambda: predict.adamw(ONE, 1e-3, 0.1, steps=torch.tensor([5, 6])),
+            r"steps=tensor\(.5, 6.\): it is the length of the run",
+        ),
         (lambda: predict.decay_for(ONE, "2", 1e-3, steps=5), r"ratio='2': the final norm is a"),
         *(
             (
@@ -260,6 +268,13 @@ def test_a_prediction_does_not_change_the_model():
 def test_what_cannot_be_predicted_is_refused_with_the_reason(call, sentence):
     with pytest.raises(ValueError, match=sentence):
         call()
+
+
+def test_a_constant_of_a_class_that_is_no_constant_is_refused():
+    with pytest.raises(
+        TypeError, match=r"The constant of .* is 1.0, which is no Constant. Give wh"
+    ):
+        predict.adamw(ONE, 1e-3, 0.1, steps=5, constants={"all": 1.0})
 
 
 def test_learning_rates_that_do_not_match_the_groups_are_refused():

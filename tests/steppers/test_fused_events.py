@@ -25,8 +25,9 @@ from kernel_cases import (
 from processes import run as run_processes
 from torch import nn
 
-from normcontrol import AdamWN, linear
+from normcontrol import AdamWN, NormControl, linear
 from normcontrol.law import proportional
+from normcontrol.mechanisms import start
 from normcontrol.steppers.tables import KEPT, Launch
 
 pytest.importorskip("triton")
@@ -102,6 +103,89 @@ def test_gradients_may_be_at_other_addresses_at_every_step():
             q.grad = g.clone() if q.grad is None else q.grad.copy_(g)
         opt.step()
         twin.step()
+    assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
+
+
+def new_state(p):
+    squares = p.detach().square()
+    return {"step": squares.new_tensor(5.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": squares}
+
+
+CHANGES_OF_STATE = {
+    "cleared": lambda opt, p: opt.state.clear(),
+    "removed": lambda opt, p: opt.state.pop(p),
+    "emptied": lambda opt, p: opt.state.update({p: {}}),
+    "replaced": lambda opt, p: opt.state.update({p: new_state(p)}),
+    "moments": lambda opt, p: opt.state[p].update(exp_avg_sq=p.detach().square()),
+    "step": lambda opt, p: opt.state[p].update(step=p.new_zeros(())),
+    "amsgrad": lambda opt, p: (
+        opt.param_groups[0].update(amsgrad=True),
+        [state.update(max_exp_avg_sq=torch.ones_like(q)) for q, state in opt.state.items()],
+    ),
+}
+
+
+@here
+@pytest.mark.parametrize("change", CHANGES_OF_STATE)
+def test_a_state_that_is_changed_between_steps_is_used(change):
+    """The kernels went on with the moments that they had, and the saved state was without them."""
+    ours, theirs = tensors([3, 70]), tensors([3, 70])
+    opts = kernels(ours), AdamWN(everything(theirs), LR, BETAS, fused=False)
+    for params, opt in zip((ours, theirs), opts, strict=True):
+        run(opt, params, range(1, 3))
+        CHANGES_OF_STATE[change](opt, params[0])
+        run(opt, params, range(3, 5))
+    assert worst(ours, theirs) < 1e-6
+    states = [opt.state_dict()["state"] for opt in opts]
+    assert [*states[0]] == [*states[1]]
+    for mine, other in zip(*(state.values() for state in states), strict=True):
+        for name, value in mine.items():
+            torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-9)
+
+
+@here
+@pytest.mark.parametrize("adam", [True, False], ids=["Adam", "around Adam"])
+@pytest.mark.parametrize("order", ["after", "before"])
+@pytest.mark.parametrize("scope", ["tensor", "row"])
+def test_every_part_starts_at_its_own_inflection(monkeypatch, scope, order, adam):
+    """The rate of the first part was that of all: its start was theirs."""
+    monkeypatch.setattr(start, "SAMPLED_EVERY", 2)
+    runs = []
+    for fused in (True, False):
+        params = [nn.Parameter(torch.ones(3, 4, device=DEVICE)) for _ in range(2)]
+        settings = {"scope": scope, "order": order, "start": "inflection", "ratio": 0.5}
+        if adam:
+            opt = AdamWN(params, LR, (0.0, 0.0), fused=fused, **settings)
+        else:
+            opt = NormControl(torch.optim.Adam(params, LR, (0.0, 0.0)), **settings)
+            opt.stepper.on_gpu = opt.stepper.on_gpu if fused else frozenset()
+        for t in range(12):
+            for i, p in enumerate(params):
+                p.grad = torch.full_like(p, -1.0)  # a step makes the weights larger by LR
+                if t > 3 and (scope == "row" or i == 0):  # but for the first part
+                    p.grad[: 1 if scope == "row" else 3] = 0.0
+            opt.step()
+        runs.append(params)
+        started = opt.state_dict()["param_groups"][0]["control"]["memory"][-1]
+        assert 0 < started.sum() < len(started)
+    assert worst(*runs) < 1e-6
+
+
+@here
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_the_default_device_may_be_another_one(order):
+    """Pinned memory is the host's: with the GPU as the default device its allocation failed."""
+    ours, theirs = tensors([3, 70]), tensors([3, 70])
+    for params, device in ((ours, "cpu" if CUDA else "meta"), (theirs, DEVICE)):
+        opt = kernels(params, order=order, ratio=1.5)
+        run(opt, params, range(1, 2))  # Adam's own state is made on the default device
+        grads = [gradients(params, t) for t in range(2, 4)]
+        opt.stepper.plan = None
+        with torch.device(device):
+            for given in grads:
+                for p, g in zip(params, given, strict=True):
+                    p.grad = g
+                opt.step()
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
 
 

@@ -110,6 +110,23 @@ def test_an_average_is_scaled_to_the_norm_at_the_start_of_its_weights():
     assert average.module.weight.norm().item() == pytest.approx(norm, rel=1e-6)
 
 
+def test_an_average_follows_weights_that_were_changed_since_the_last_step():
+    """Frozen ones were scaled, and those in the place of others were called unknown."""
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(2))
+    opt = AdamWN(model.parameters(), norm=2.0, rate=1.0, scope="tensor")
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    model[0].weight.requires_grad_(False)
+    model[1].weight = torch.nn.Parameter(torch.ones(4, 4))
+    opt.param_groups[0]["params"][1] = model[1].weight
+    average = AveragedModel(model)
+    for p in average.parameters():
+        p.data.fill_(5.0)
+    reproject_(average, model, opt)
+    assert [p.norm().item() for p in average.parameters()] == pytest.approx([20.0, 2.0], rel=1e-6)
+
+
 class Prepared:
     """A wrapper as those of Accelerate: the optimizer is an attribute of it."""
 

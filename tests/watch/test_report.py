@@ -183,6 +183,17 @@ def test_the_report_is_a_table_of_the_controlled_tensors():
     assert embed[3] == f"{total_norm([model.embed.weight]):.4g}"
 
 
+def test_a_report_shows_the_settings_of_its_numbers_while_an_edit_is_pending():
+    """Saving the state had removed the kind of target that the report looked up."""
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), ratio=1.5, rate=0.5)
+    opt.param_groups[0]["control"].update(norm=2.0, rate=0.1)
+    opt.state_dict()
+    assert "scope global, ratio 1.5, rate 0.5, law proportional, after the step" in opt.report()
+    train(model, opt, range(1))
+    assert "scope global, norm 2.0, rate 0.1, law proportional, after the step" in opt.report()
+
+
 def test_the_report_of_a_wrapped_optimizer_names_it():
     opt = NormControl(torch.optim.SGD(SmallModel().parameters(), lr=0.1))
     assert opt.report().startswith("NormControl around SGD: 3 of 8 tensors")

@@ -266,6 +266,8 @@ def test_what_cannot_be_recorded_is_refused():
     for every in (0, 1.5, "2"):
         with pytest.raises(ValueError, match=f"every={every!r}: it is the number of steps between"):
             NormTrace(torch.optim.SGD(SmallModel().parameters(), lr=0.1), every=every)
+    with pytest.raises(TypeError, match="records the norms of an optimizer's weights, but got a L"):
+        NormTrace(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="regularises no weights, so there is no norm to record"):
         NormTrace(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1))
 

@@ -224,7 +224,8 @@ def _weight_set(
         else:
             sizes = scope.sizes(members[index].params)
             stored += list(compress(reference.split(sizes), trained))
-            columns += compress(torch.arange(len(reference)).split(sizes), trained)
+            every = torch.arange(len(reference), device="cpu")
+            columns += compress(every.split(sizes), trained)
         shares.append(sum(trained))
     if target_kind(state_of(groups[indices[0]])) == "hold" and not one_number:
         outputs = without_zeros(outputs, stored)

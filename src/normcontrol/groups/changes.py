@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from normcontrol.distributed.shards import whole_norms
 from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.build import measure_references, reference_norms
 from normcontrol.groups.members import CONTROL, Members, members_of
@@ -155,6 +156,12 @@ def _read(index: int, group: Group, entry: ControlState, optimizer: Optimizer) -
     return state_of(loaded)
 
 
+def has_entries(groups: Sequence[Group]) -> bool:
+    """Return whether every group has an entry of the controller, and not what was loaded or given
+    in its place."""
+    return all(isinstance(group.get(CONTROL), ControlState) for group in groups)
+
+
 def new_groups(groups: Sequence[Group]) -> list[int]:
     """Return the indices of the groups that were appended by hand.
 
@@ -190,13 +197,14 @@ def carry_over_references(
             "under norm_group: its share of the reference norm is not known. Construct the "
             "optimizer again."
         )
-    ratios = reached_ratios(sets)
+    ratios: dict[int, Tensor] | None = None
     for group, members in zip(groups, members_of(groups), strict=True):
         for old in before.groups:
             if old.control is group[CONTROL] and old.trained != _trained(members):
                 group[CONTROL].pop("vectors", None)  # they follow the matrices that were trained
             if old.control is group[CONTROL] and old.sizes != _sizes(group, members):
                 _check_memory(group)
+                ratios = reached_ratios(sets) if ratios is None else ratios
                 measured = reference_norms(group, members, sharing)
                 state_of(group)["reference"] = _carried_over(group, members, old, measured, ratios)
 
@@ -227,12 +235,18 @@ def _carried_over(
 
 
 def reached_ratios(sets: Sequence[WeightSet]) -> dict[int, Tensor]:
-    """Return the ratio of its norm to its reference that every tensor has, by its id."""
+    """Return the ratio of its norm to its reference that every tensor has, by its id.
+
+    The weights of sets that have made no step are measured, on every rank.
+    """
     found = {}
     for s in sets:
-        norms, initial = s.whole(s.part_norms()), s.whole(s.initial)
-        counts = s.scope.sizes(s.params) if s.last is None else s.counts
-        pieces = zip(s.params, norms.split(counts), initial.split(s.counts), strict=True)
+        if s.last is None:
+            norms = whole_norms(s.params, s.scope, Sharing(s.params), s.size)
+            counts = s.scope.sizes(s.params)
+        else:
+            norms, counts = s.whole(s.part_norms()), s.counts
+        pieces = zip(s.params, norms.split(counts), s.whole(s.initial).split(s.counts), strict=True)
         for p, now, then in pieces:
             ratio = torch.linalg.vector_norm(now) / torch.linalg.vector_norm(then)
             found[id(p)] = torch.where(torch.isfinite(ratio) & (ratio > 0), ratio, 1.0)
@@ -249,8 +263,10 @@ def _trained(members: Members) -> list[int]:
 
 
 def _check_memory(group: Group) -> None:
-    memory = state_of(group).get("memory")
-    if memory is not None and memory.shape[-1] > 1:
+    control = state_of(group)
+    memory = control.get("memory")
+    is_used = control["law"] == "integral" or control["start"] == "inflection"
+    if is_used and memory is not None and memory.shape[-1] > 1:
         raise ValueError(
             "A tensor was replaced, resized, added or removed in a group whose law or start "
             "remembers every norm, and what it would remember of the new tensor is not known. "

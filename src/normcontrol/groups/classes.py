@@ -10,8 +10,9 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -20,7 +21,13 @@ from torch.optim import Optimizer
 
 from normcontrol.distributed.shards import whole_norms
 from normcontrol.distributed.sharing import Sharing
-from normcontrol.groups.members import Members, marks_of_decay, members_of, refuse_flat_shards
+from normcontrol.groups.members import (
+    CONTROL,
+    Members,
+    marks_of_decay,
+    members_of,
+    refuse_flat_shards,
+)
 from normcontrol.scope import SCOPES
 
 
@@ -36,7 +43,7 @@ class TensorClass:
         hidden: True if the tensors are not embeddings.
         group: the index of their parameter group.
         lr: the learning rate of the group, if it has one.
-        weight_decay: the weight decay of the group, if it has one.
+        weight_decay: the weight decay of the group, if it has one. Under norm control it has none.
     """
 
     name: str
@@ -47,6 +54,18 @@ class TensorClass:
     group: int = 0
     lr: float | None = None
     weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.count, Integral) and self.count > 0):
+            raise ValueError(
+                f"{self.name} has count={self.count!r}: it is the number of weights of the class. "
+                "Give a whole number, 1 or more."
+            )
+        if not (hasattr(self.rms, "__float__") and math.isfinite(self.rms) and self.rms >= 0):
+            raise ValueError(
+                f"{self.name} has rms={self.rms!r}: it is the root mean square of the weights. "
+                "Give a finite number, 0 or more, or initialise the model first."
+            )
 
 
 def class_names(names: Sequence[str], params: Sequence[Tensor]) -> list[str]:
@@ -120,15 +139,17 @@ def classes_of(
     [('*.weight 16x8', 128, True), ('*.weight 8x8', 128, False)]
     """
     check_patterns(tied)
-    groups: list[dict[str, Any]] = [{}]
+    groups: Sequence[Mapping[str, Any]] = [{}]
     embeddings: set[int] = set()
     tied_ids: set[int] = set()
     if isinstance(weights, nn.Module):
         members, embeddings, tied_ids = _members_of_model(weights)
     elif isinstance(weights, Optimizer):
-        groups, members = weights.param_groups, regularised(weights)
+        members = regularised(weights)
+        replaced = {"weight_decay": None}
+        groups = [{**g, **(replaced if CONTROL in g else {})} for g in weights.param_groups]
     else:
-        given = list(weights)
+        given = list(weights) if isinstance(weights, Iterable) else [weights]
         if not all(isinstance(c, TensorClass) for c in given):
             raise TypeError(
                 "Give a model, an optimizer, or a list of TensorClass(name, count, rms). Nothing "

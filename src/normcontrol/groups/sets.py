@@ -121,7 +121,10 @@ class WeightSet:
         """The target and the scale of the last step, as tensors; None before the first step."""
         if self.noted is None:
             return None
-        target, scale = (torch.as_tensor(x, dtype=self.unit.dtype) for x in self.noted)
+        unit = self.unit
+        target, scale = (
+            torch.as_tensor(x, dtype=unit.dtype, device=unit.device) for x in self.noted
+        )
         return target.detach(), scale.detach()
 
     def make_tables(self, clock: Clock) -> None:
@@ -146,6 +149,12 @@ class WeightSet:
     def order(self) -> str:
         """Whether the weights are scaled "after" or "before" the optimizer's step."""
         return self.settings["order"]
+
+    @property
+    def has_plain_law(self) -> bool:
+        """Whether the law is the proportional one, with one rate for all parts: kernels know it."""
+        start_apart = isinstance(self.start, AtInflection) and not self.scope.joint
+        return self.law is proportional and not start_apart
 
     @property
     def is_joint_over_ranks(self) -> bool:
@@ -213,13 +222,13 @@ class WeightSet:
         value = given
         if isinstance(given, Schedule):
             if isinstance(given, lr_times):
-                self._check_learning_rates(given)
+                self._check_learning_rates(name, given)
             of_step_alone = type(given).at is Schedule.at and not isinstance(given, custom)
             if clock.known and of_step_alone:
                 value = self._value_ahead(name, given, clock.calls)
             else:
                 dtype = self.initial.dtype
-                calls = torch.tensor(clock.calls, dtype=dtype)
+                calls = torch.tensor(clock.calls, dtype=dtype, device="cpu")
                 now = calls if clock.known else clock.step.to(dtype)
                 value = given.at(now, self.groups[0])
         if not clock.known:
@@ -248,7 +257,8 @@ class WeightSet:
         known, first, values = self._ahead.get(name, (None, 0, []))
         if known is not given or not first <= step < first + AHEAD:
             first = step - step % AHEAD
-            steps = torch.arange(first, first + AHEAD, dtype=self.initial.dtype)
+            dtype = self.initial.dtype
+            steps = torch.arange(first, first + AHEAD, dtype=dtype, device="cpu")
             values = given.value(steps).tolist()
             self._ahead[name] = given, first, values
         return values[step - first]
@@ -301,18 +311,19 @@ class WeightSet:
         """Return values for all parts, from those of the parts that this process knows."""
         return values if self.shards is None else self.shards.whole(values)
 
-    def _check_learning_rates(self, given: Schedule) -> None:
+    def _check_learning_rates(self, name: str, given: Schedule) -> None:
         lr = self.groups[0].get("lr")
         if lr is None:
             raise ValueError(
-                f"rate={given!r} follows the learning rate, but the group has lr=None: its "
-                "optimizer computes one in every step. Give a number or another schedule as rate."
+                f"{name}={given!r} follows the learning rate, but the group has lr=None: its "
+                f"optimizer computes one in every step. Give a number or another schedule as "
+                f"{name}."
             )
         if any(g["lr"] is not lr and g["lr"] != lr for g in self.groups):
             raise ValueError(
-                f"rate={given!r} follows the learning rate, but the groups that share the global "
+                f"{name}={given!r} follows the learning rate, but the groups that share the global "
                 f"norm have different ones: {[float(g['lr']) for g in self.groups]}. Use "
-                "scope='group', so that each group has a norm and a rate of its own."
+                f"scope='group', so that each group has a norm and a {name} of its own."
             )
 
     def _unit_norms(self, amounts: Sequence[float]) -> Tensor:

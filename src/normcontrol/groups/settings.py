@@ -304,9 +304,10 @@ def check_references(
         return
     if settings["start"] == EVERY_STEP and settings["relative_step"] is None:
         return  # the reference is zero at the first step only
-    for name, parts in zip(names, reference.split(scope.sizes(params)), strict=True):
+    pieces = reference.split(scope.sizes(params))
+    for name, p, parts in zip(names, params, pieces, strict=True):
         zeros = int((~(parts > 0)).sum())
-        if zeros:
+        if zeros and p.requires_grad:
             where = f" in {zeros} of its {len(parts)} parts" if len(parts) > 1 else ""
             what = "NaN" if bool(parts.isnan().any()) else "zero"
             raise ValueError(

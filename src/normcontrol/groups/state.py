@@ -56,7 +56,16 @@ class ControlState(dict[str, Any]):
                 f"{name!r} is no setting of norm control: the settings are "
                 f"{', '.join(setting_names())}."
             )
+        if name in setting_names() and getattr(value, "ndim", 0) > 0:
+            raise ValueError(
+                f"{name}={value!r} is {len(value)} numbers, but a group has one. Give a group to "
+                "each set of tensors that needs another number."
+            )
         super().__setitem__(name, value)
+
+    def __ior__(self, given: Any) -> ControlState:  # type: ignore[override,misc]
+        self.update(given)
+        return self
 
     def update(self, *given: Any, **more: Any) -> None:
         """Set several settings, each of which is checked."""
@@ -80,6 +89,17 @@ class ControlState(dict[str, Any]):
 def state_of(group: Group) -> ControlState:
     """Return the controller's entry of a group."""
     return group[CONTROL]
+
+
+def refuse_other_entries(groups: Sequence[Group]) -> None:
+    """Refuse groups of another controller, whose settings would hold in place of new ones."""
+    for index, group in enumerate(groups):
+        if isinstance(group.get(CONTROL), ControlState):
+            raise ValueError(
+                f"Group {index} is under norm control already ({group[CONTROL]!r}), and these "
+                "settings would be used in place of the ones that are given now. Construct the "
+                f"wrapped optimizer again, or remove them first: group.pop({CONTROL!r})."
+            )
 
 
 def settings_of(group: Group, names: Sequence[str]) -> dict[str, Any]:
@@ -227,7 +247,8 @@ def restored_groups(given: list[Group], live: list[Group]) -> tuple[list[Group],
         "start there. To continue from an earlier reference instead, set norm= or rms=, which need "
         "none."
     )
-    return [adapted(*pair) for pair in pairs], torch.zeros((), dtype=torch.int64)
+    step = torch.zeros((), dtype=torch.int64, device="cpu")
+    return [adapted(*pair) for pair in pairs], step
 
 
 def restored(index: int, given: Group, live: Group) -> Group:
@@ -240,6 +261,12 @@ def restored(index: int, given: Group, live: Group) -> Group:
             f"The state of group {index} has no {' and no '.join(lacks)}, which every saved state "
             "of norm control has: it was changed after it was saved. Load an unchanged one."
         )
+    for name in ("step", "reference"):
+        if not isinstance(theirs[name], Tensor):
+            raise ValueError(
+                f"The state of group {index} has {name}={theirs[name]!r}, where a saved state has "
+                "a tensor: it was changed after it was saved. Load an unchanged one."
+            )
     if parse_scope(theirs["scope"]) != parse_scope(ours["scope"]):
         raise ValueError(
             f"The state of group {index} was saved with scope={theirs['scope']!r}, but the "

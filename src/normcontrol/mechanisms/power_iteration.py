@@ -53,7 +53,8 @@ class PowerIteration:
 
     def _matrix_of(self, counts: list[int]) -> Tensor:
         """Return to which matrix each element of concatenated vectors belongs."""
-        of = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        repeats = torch.tensor(counts, device="cpu")
+        of = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), repeats)
         return of.to(self.vectors.device)
 
     def __call__(self, params: Sequence[Tensor]) -> Tensor:

@@ -168,6 +168,11 @@ def _calibrated(c: TensorClass, constants: Mapping[str, Constant]) -> Constant:
             f"{c.name}. Calibrate on a run of the same model, and give the optimizers of both "
             "runs named parameters: AdamW(model.named_parameters())."
         )
+    if not isinstance(found, Constant):
+        raise TypeError(
+            f"The constant of {c.name} is {found!r}, which is no Constant. Give what calibrate "
+            "returned, or one number for all classes."
+        )
     return found
 
 

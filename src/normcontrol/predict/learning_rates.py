@@ -68,7 +68,8 @@ def _rates(lr: LearningRate, steps: int) -> list[list[float]]:
             "Give the schedule of the learning rate."
         )
     if isinstance(lr, Schedule):
-        return [lr.value(torch.arange(1, steps + 1, dtype=torch.float64)).tolist()]
+        numbers = torch.arange(1, steps + 1, dtype=torch.float64, device="cpu")
+        return [lr.value(numbers).tolist()]
     if isinstance(lr, Sequence) and not isinstance(lr, str):
         if len(lr) < steps:
             raise ValueError(
@@ -83,11 +84,16 @@ def _rates(lr: LearningRate, steps: int) -> list[list[float]]:
 
 def is_finite(given: Any) -> bool:
     """Return whether this is a number that is finite."""
-    return hasattr(given, "__float__") and math.isfinite(given)
+    return is_number(given) and math.isfinite(given)
+
+
+def is_number(given: Any) -> bool:
+    """Return whether this is one number."""
+    return hasattr(given, "__float__") and getattr(given, "ndim", 0) == 0
 
 
 def _number(given: Any) -> float:
-    if not hasattr(given, "__float__"):
+    if not is_number(given):
         raise TypeError(
             f"The learning rate {given!r} is no number. Give a number, one for every step, a "
             "function of the step that returns one, or a schedule."
@@ -104,7 +110,8 @@ def _simulated(scheduler: LRScheduler, steps: int) -> list[list[float]]:
             "learning rates that you expect."
         )
     groups: list[dict[str, Any]] = scheduler.optimizer.param_groups
-    optimizer = torch.optim.SGD([{"params": [torch.zeros(())]} for _ in groups], lr=0.0)
+    nothing = torch.zeros((), device="cpu")
+    optimizer = torch.optim.SGD([{"params": [nothing.clone()]} for _ in groups], lr=0.0)
     for own, group in zip(optimizer.param_groups, groups, strict=True):
         own.update({key: copy.deepcopy(value) for key, value in group.items() if key != "params"})
     simulated = copy.deepcopy(scheduler, {id(scheduler.optimizer): optimizer})

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ from normcontrol.warn import warn
 
 Weights = nn.Module | Optimizer | Iterable[TensorClass]
 """What a prediction is made for: a model, an optimizer, or classes of tensors."""
+
+EXACT: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
+"""What learning rates are computed in, whatever the default device is: not all have float64."""
 
 METHODS = ("AdamW", "AdamC")
 """The methods whose decay :func:`decays` knows."""
@@ -115,7 +119,7 @@ def decay_for(
     lrs = _lrs(lr, steps, found)
     start = sum(c.count * c.rms**2 for c in found)
 
-    rates = {c.group: torch.tensor(lrs[c.group], dtype=torch.float64) for c in found}
+    rates = {c.group: torch.tensor(lrs[c.group], **EXACT) for c in found}
 
     laws = [(c.group, *law_of(c, constants)) for c in found]
 
@@ -168,7 +172,7 @@ def decays(method: str, lrs: Sequence[float] | Tensor, weight_decay: float) -> T
         raise ValueError(
             f"method={method!r} is not known: give one of {', '.join(map(repr, METHODS))}."
         )
-    lrs = torch.as_tensor(lrs, dtype=torch.float64)
+    lrs = torch.as_tensor(lrs, **EXACT)
     fractions = weight_decay * (lrs if method == "AdamW" else lrs.square() / lrs.max())
     if fractions.max() > 1 + 1e-12:
         raise ValueError(
@@ -189,11 +193,11 @@ def walk(
     This is the recursion in closed form. What a step adds is reduced by the decay of all later
     steps; the products of these factors are computed as sums of logarithms.
     """
-    lrs = torch.as_tensor(lrs, dtype=torch.float64)
+    lrs = torch.as_tensor(lrs, **EXACT)
     logs = 2 * (1 - fractions).clamp(min=1e-12).log().cumsum(0)
     added = (2 - exponent) * lrs.log() + exponent * math.log(reference)
     noise = (logs + torch.logcumsumexp(added - logs, 0)).exp()
-    first = torch.zeros(1, dtype=torch.float64)
+    first = torch.zeros(1, **EXACT)
     return torch.cat([first, logs]).exp(), torch.cat([first, noise])
 
 
@@ -291,7 +295,8 @@ def _decay(c: TensorClass, given: float | None) -> float:
     decay = c.weight_decay if given is None else given
     if decay is None:
         raise ValueError(
-            "No weight decay was given, and a model has none. Give weight_decay=, or an optimizer."
+            "No weight decay was given, and a model has none, nor has an optimizer under norm "
+            "control. Give weight_decay=, or an optimizer that decays."
         )
     if not (is_finite(decay) and decay >= 0):
         raise ValueError(

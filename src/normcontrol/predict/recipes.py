@@ -22,7 +22,7 @@ from normcontrol.predict import random_walk
 from normcontrol.predict.calibration import Constant, Constants
 from normcontrol.predict.learning_rates import LearningRate
 from normcontrol.predict.prediction import ClassPrediction, Prediction
-from normcontrol.predict.random_walk import Weights, decay_for, decays, solve, walk
+from normcontrol.predict.random_walk import EXACT, Weights, decay_for, decays, solve, walk
 from normcontrol.predict.recipe import Recipe
 from normcontrol.predict.transfer import Size, transfer
 from normcontrol.schedule import Schedule, Value, trace
@@ -71,7 +71,7 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
         return Recipe(
             "AdamC", {"weight_decay": _decay_for(plan, plan.ratio, "AdamC")}, same, plan.doubts
         )
-    rates = torch.tensor(_rates(plan), dtype=torch.float64)
+    rates = torch.tensor(_rates(plan), **EXACT)
 
     def inverse_update(decay: float) -> float:
         fractions = decays("AdamC", rates, decay)
@@ -191,8 +191,7 @@ def _relative_updates(
     together. ``squares`` replaces the predicted mean squares."""
     squares = [c.squares for c in classes] if squares is None else squares
     moved = [
-        c.weights.count * torch.tensor(plan.lrs[c.weights.group], dtype=torch.float64).square()
-        for c in classes
+        c.weights.count * torch.tensor(plan.lrs[c.weights.group], **EXACT).square() for c in classes
     ]
     before = [c.weights.count * q[:-1] for c, q in zip(classes, squares, strict=True)]
     return (torch.stack(moved).sum(0) / torch.stack(before).sum(0)).sqrt()

@@ -91,7 +91,8 @@ class FoldedStepper(PlainStepper):
         for s, folded in self.__dict__.get("folded", {}).items():
             state = s.settings
             if (folded.last, folded.guess) != (1.0, 1.0) or "scales" in state:
-                state["scales"] = torch.tensor([folded.last, folded.guess], dtype=torch.float64)
+                scales = [folded.last, folded.guess]
+                state["scales"] = torch.tensor(scales, dtype=torch.float64, device="cpu")
 
     def _choose_factors(self, found_inf: Tensor | None) -> dict[Tensor, float]:
         """Decide what this step multiplies by: the guess, or 1 where Adam's pass cannot do it."""

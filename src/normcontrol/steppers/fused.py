@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import compress
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +25,8 @@ from normcontrol.groups.moments import check_moments
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import USE_UPDATES
 from normcontrol.groups.state import state_of
-from normcontrol.law import proportional
 from normcontrol.steppers import kernels, pass_kernels
+from normcontrol.steppers.folded import in_float32
 from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
 from normcontrol.steppers.tables import Bucket, Launch
@@ -162,6 +164,9 @@ class Plan:
         groups = adam.param_groups
         self.group_ids = list(map(id, groups))
         self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in groups]
+        self.are_tensors = [isinstance(key, Tensor) for key in self.state]
+        self.entries = [*compress(self.state.values(), self.are_tensors)]
+        """The states of all tensors; other optimizers' code may store more under other keys."""
         self._take_over()
         self.slots: dict[WeightSet, Slots] = {}
         found = set(stepped)
@@ -183,7 +188,7 @@ class Plan:
             into = self.parts.corrections
             tolerance = LOW_PRECISION_TOLERANCE if buckets[0].dropped else TOLERANCE
         choice = Choice(self.parts, mine, s.scope.joint, into, tolerance)
-        law = choice.by_law if s.law is proportional and s.shards is None else None
+        law = choice.by_law if s.has_plain_law and s.shards is None else None
         passes = [Passes(self.parts, b) for b in buckets]
         return Slots(self.parts.norms[mine], passes, choice, law)
 
@@ -222,6 +227,9 @@ class Plan:
     def fits(self) -> bool:
         """Return whether the plan still describes the optimizer. Gradients may be new tensors."""
         if self.state is not self.adam.state:
+            return False
+        entries = compress(self.state.values(), self.are_tensors)
+        if len(self.state) != len(self.are_tensors) or not all(map(is_, entries, self.entries)):
             return False
         if list(map(id, self.adam.param_groups)) != self.group_ids:
             return False
@@ -349,5 +357,5 @@ def log2_of(beta: float) -> tuple[float, float]:
     True
     """
     exact = math.log2(beta) if beta > 0 else -1e9  # 0 ** t is 0
-    single = torch.tensor(exact, dtype=torch.float32).item()
-    return single, torch.tensor(exact - single, dtype=torch.float32).item()
+    single = in_float32(exact)
+    return single, in_float32(exact - single)

@@ -130,4 +130,4 @@ def chunks_of(matrices: list[int], counts: Sequence[int]) -> Tensor:
     [[0, 0], [2, 0], [2, 1]]
     """
     pairs = [(i, chunk) for i in matrices for chunk in range(counts[i])]
-    return torch.tensor(pairs, dtype=torch.int32)
+    return torch.tensor(pairs, dtype=torch.int32, device="cpu")

@@ -23,7 +23,6 @@ from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.clock import Clock
 from normcontrol.groups.sets import WeightSet
 from normcontrol.groups.settings import STEP_LENGTHS, USE_UPDATES
-from normcontrol.law import proportional
 from normcontrol.mechanisms.update import multiply_cautiously_
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.split_weights import refuse_split_weights
@@ -314,7 +313,7 @@ class PlainStepper(Stepper):
             known = passes_over(local_tensors(s.params), s.scope, s.power_iteration)
         self.passes[s] = known
         if known is not None:
-            knows_law = s.shards is None and s.law is proportional
+            knows_law = s.shards is None and s.has_plain_law
             known.begin(self.clock.step, knows_law and "size" not in s.mechanisms)
             s.law_on_device = known.by_law if knows_law else None
         return known
@@ -329,7 +328,7 @@ class PlainStepper(Stepper):
             )
         params = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
         if not params:
-            clip.norm = torch.zeros(())
+            clip.norm = torch.zeros((), device="cpu")
             return
         if any(p.grad.is_sparse for p in params):
             raise ValueError(

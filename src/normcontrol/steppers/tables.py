@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from functools import reduce
 from importlib import import_module
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter, is_, is_not, itemgetter, or_
 from typing import Any
 
@@ -125,9 +125,11 @@ class Table:
             while sum(sizes) > self.chunk << 16:  # tables of less than a megabyte for any model
                 self.chunk *= 2
             counts = [chunk_count(n, self.block, self.chunk) for n in sizes]
-        tensor = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-        firsts = torch.tensor([0, *counts]).cumsum(0)
-        within = (torch.arange(len(tensor)) - firsts[tensor]) * (self.chunk if length else 1)
+        repeats = torch.tensor(counts, device="cpu")
+        tensor = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), repeats)
+        firsts = torch.tensor([0, *counts], device="cpu").cumsum(0)
+        within = torch.arange(len(tensor), device="cpu") - firsts[tensor]
+        within *= self.chunk if length else 1
         self.programs = len(tensor)
         self.chunks = torch.stack([tensor, within], 1).to(self.device, torch.int32)
         self.firsts = firsts.to(self.device, torch.int32)
@@ -159,7 +161,6 @@ class Bucket(Table):
         local = local_tensors(params)
         super().__init__(local, slots, aligned)
         self.group, self.params, self.steps = group, params, steps
-        self.exp_avgs, self.exp_avg_sqs = exp_avgs, exp_avg_sqs
         self.is_sharded = any(map(is_not, local, params))
         self.grad_dtype, self.state_dtype = grads[0].dtype, exp_avgs[0].dtype
         on: Any = {"device": self.device}
@@ -170,6 +171,11 @@ class Bucket(Table):
             for tensors in (exp_avgs, exp_avg_sqs, max_exp_avg_sqs or exp_avg_sqs)
         )
         self.states = [adam_state[t] for t in params]
+        self.amsgrad = group["amsgrad"]
+        maxima = ("max_exp_avg_sq",) if self.amsgrad else ()
+        self.stored_in = itemgetter("step", "exp_avg", "exp_avg_sq", *maxima)
+        self.stored = [*chain.from_iterable(map(self.stored_in, self.states))]
+        """What Adam stores of these tensors."""
         self.is_contiguous = all(map(Tensor.is_contiguous, local))
         self.gradients: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         """Tables of the addresses of gradients, on the device and on the host, by the addresses."""
@@ -188,15 +194,16 @@ class Bucket(Table):
         """Whether the kernels multiply the controlled tensors of this bucket."""
 
     def still_fits(self) -> bool:
-        """Return whether the addresses of weights and moments are unchanged.
+        """Return whether the addresses of weights are unchanged, and the tensors of Adam's state.
 
         Gradients are usually new tensors at every step: their addresses are updated. They are not
         kept: their memory is needed after ``zero_grad``.
         """
-        moments = all(map(is_, map(itemgetter("exp_avg"), self.states), self.exp_avgs))
-        squares = all(map(is_, map(itemgetter("exp_avg_sq"), self.states), self.exp_avg_sqs))
+        stored = chain.from_iterable(map(self.stored_in, self.states))
         local = local_tensors(self.params) if self.is_sharded else self.params
-        if not moments or not squares or list(map(Tensor.data_ptr, local)) != self.addresses:
+        if not all(map(is_, stored, self.stored)) or self.group["amsgrad"] != self.amsgrad:
+            return False
+        if list(map(Tensor.data_ptr, local)) != self.addresses:
             return False
         grads: list[Any] = [p.grad for p in self.params]
         if any(map(is_, grads, repeat(None))):
@@ -225,10 +232,10 @@ class Bucket(Table):
         if found is not None and not is_captured:
             return found[0]
         if found is None and is_captured and self.spare is not None:
-            host, self.spare = self.spare.copy_(torch.tensor(grads)), None
+            host, self.spare = self.spare.copy_(torch.tensor(grads, device="cpu")), None
             found = host.to(self.device, non_blocking=True), host
         elif found is None:
-            host = torch.tensor(grads, pin_memory=is_cuda)
+            host = torch.tensor(grads, device="cpu", pin_memory=is_cuda)
             found = host.to(self.device, non_blocking=True), host
         if is_captured:
             self.captured.append(found)

@@ -55,6 +55,7 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: Any) -> None:
             "differ: it must be an average of this very model, such as AveragedModel(model)."
         )
     twin: dict[Tensor, Tensor] = dict(zip(ours, theirs, strict=True))
+    optimizer.norms()  # before the sets are looked at: it takes over tensors that were changed
     stepper = PlainStepper(optimizer.optimizer, optimizer.clock)
     for s in optimizer.sets:
         pairs = zip(s.names, s.params, strict=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from normcontrol.groups.readings import NOTHING_CONTROLLED, reading
+from normcontrol.groups.readings import NOTHING_CONTROLLED, Reading, reading
 
 if TYPE_CHECKING:
     from normcontrol.control import NormControl
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def report(opt: NormControl) -> str:
     """Return the table. Every number in it was computed in the last step."""
+    readings = opt.norms()  # before the sets are looked at: it takes over tensors that were changed
     tensors = sum(len(s.params) for s in opt.sets)
     weights = sum(p.numel() for s in opt.sets for p in s.params)
     total = sum(len(g["params"]) for g in opt.param_groups)
@@ -30,20 +31,18 @@ def report(opt: NormControl) -> str:
     if not opt.sets:
         lines.append(NOTHING_CONTROLLED)
     for s in opt.sets:
-        lines += ["", _heading(s), *_rows(opt, s)]
+        lines += ["", _heading(s), *_rows(opt, s, readings)]
     return "\n".join(lines)
 
 
 def _heading(s: WeightSet) -> str:
-    settings = s.settings
-    how = f"rate {settings['rate']!r}, law {settings['law']}, {s.order} the step"
-    if settings["cautious"]:  # see WeightSet.scaled
+    how = f"rate {s.given['rate']!r}, law {s.settings['law']}, {s.order} the step"
+    if "cautious" in s.mechanisms:  # see WeightSet.scaled
         how += ", cautious (the norm is that before the scaling)"
-    return f"scope {s.scope.name}, {s.kind} {settings[s.kind]!r}, {how}"
+    return f"scope {s.scope.name}, {s.kind} {s.given[s.kind]!r}, {how}"
 
 
-def _rows(opt: NormControl, s: WeightSet) -> list[str]:
-    readings = opt.norms()
+def _rows(opt: NormControl, s: WeightSet, readings: dict[str, Reading]) -> list[str]:
     cells = [("name", "shape", "initial norm", "norm", "gain", "ratio", "target")]
     if s.is_joint_over_ranks:  # the share of each tensor in the norm is not known
         tensors: Any = [[], [], [], [], []]

@@ -92,6 +92,11 @@ class NormTrace:
 
     def __init__(self, optimizer: Optimizer, every: int = 1, angles: bool = False) -> None:
         check_whole("every", every, "the number of steps between records")
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(
+                "NormTrace records the norms of an optimizer's weights, but got a "
+                f"{type(optimizer).__name__}. Give the optimizer that trains them."
+            )
         members = regularised(optimizer)
         self.params = [p for m in members for p in m.params]
         if not self.params:

@@ -71,6 +71,6 @@ def _meet(first: View, second: View) -> bool:
     if first == second or first.size != second.size or shift % first.size:
         return True
     last = max(first.end, second.end)
-    taken = torch.zeros((last - first.address) // first.size, dtype=torch.bool)
+    taken = torch.zeros((last - first.address) // first.size, dtype=torch.bool, device="cpu")
     taken.as_strided(first.shape, first.stride).fill_(True)
     return bool(taken.as_strided(second.shape, second.stride, shift // first.size).any())

@@ -61,7 +61,7 @@ def measure(params: Sequence[Tensor], scope: Scope) -> Tensor:
     tensor([ 5., 10.], dtype=torch.float64)
     """
     if not params:
-        return torch.zeros(0, dtype=torch.float64)
+        return torch.zeros(0, dtype=torch.float64, device="cpu")
     if scope.axes is None and not torch.is_grad_enabled() and all(map(_is_small, params)):
         return torch.stack(_norms(list(params), torch.float64))
     home = params[0].device
@@ -91,7 +91,7 @@ def multiply_(
             factor = FACTOR.tensor(scale) if dtypes == {torch.float32} else scale
             torch._foreach_mul_(list(params), factor)
             return
-        scale = torch.tensor(scale, dtype=torch.float64)
+        scale = torch.tensor(scale, dtype=torch.float64, device="cpu")
     scales = _scale_for_each(params, scope, scale)
     exact: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     seeds: Sequence[Tensor] = ()
