@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from normcontrol.lab.studies import (
     budget,
+    catchup,
     causes,
     claims,
     confirm,
@@ -53,6 +54,7 @@ STUDIES: dict[str, Study] = {
         horizon.STUDY,
         growth.STUDY,
         longest.STUDY,
+        catchup.STUDY,
         remarks.STUDY,
         kept.STUDY,
         *paper.STUDIES,

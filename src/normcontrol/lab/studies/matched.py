@@ -38,11 +38,17 @@ def cells(scale: str, done: Results) -> list[Cell]:
 
 def of_seed(seed: int) -> list[Cell]:
     """AdamW's run with a seed, and the runs of AdamWN."""
-    own = TUNED.trial(ADAMW, seed, LR, DECAY, "seeds")
-    papers = own.config.with_(optimizer="AdamWN", rate=0.1, ratio=END, ramp=STEPS // 20)
-    path = tuple(round(ratio, 6) for ratio in walk(own.config, END))
+    return at_norm(TUNED.trial(ADAMW, seed, LR, DECAY, "seeds"), END)
+
+
+def at_norm(own: Cell, end: float) -> list[Cell]:
+    """A run of AdamW, and those of AdamWN with its settings whose norm ends at this ratio."""
+    steps = own.config.run.steps
+    papers = own.config.with_(optimizer="AdamWN", rate=0.1, ratio=end, ramp=steps // 20)
+    every = steps // STEPS
+    path = tuple(round(ratio, 6) for ratio in walk(own.config, end)[every - 1 :: every])
     walking = own.config.with_(optimizer="AdamWN-follow", path=path)
-    settings = own.settings[:1]
+    settings = tuple(s for s in own.settings if s[0] != "weight_decay")
     return [
         own,
         replace(own, arm=PAPERS, config=papers, settings=settings),
@@ -50,15 +56,17 @@ def of_seed(seed: int) -> list[Cell]:
     ]
 
 
+CLAIMS = (
+    lower_loss("the paper's", PAPERS, ADAMW),
+    lower_loss("lower", WALK, ADAMW),
+    level_loss("level", WALK, ADAMW, MARGIN),
+)
+
 STUDY = Study(
     "matched",
     cells,
     "AdamW as the study larger tuned it, and AdamWN at its final norm: with the paper's ramp, and "
     "with a target that grows as a random walk.",
     ADAMW,
-    (
-        lower_loss("the paper's", PAPERS, ADAMW),
-        lower_loss("lower", WALK, ADAMW),
-        level_loss("level", WALK, ADAMW, MARGIN),
-    ),
+    CLAIMS,
 )
