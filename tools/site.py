@@ -75,7 +75,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace the links of a page by links to the pages of the site."""
+    """Replace the links of a page by links to the pages of the site, and keep each number and its
+    interval on one line."""
     if page.file.src_uri.startswith("source/"):
         return markdown
     here = posixpath.dirname(page.file.src_uri)
@@ -89,7 +90,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return link[0]
         return f"{link[1]}{posixpath.relpath(place(folder, target), here)}{link[3] or ''}{link[4]}"
 
-    return LINK.sub(moved, markdown)
+    return LINK.sub(moved, markdown).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def place(folder: Path, target: str) -> str:

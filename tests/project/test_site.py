@@ -47,6 +47,12 @@ def test_every_link_leads_to_a_page(site):
                 )
 
 
+def test_a_number_and_its_interval_stay_on_one_line(site):
+    page = (site / "results/index.html").read_text()
+    assert page.count("\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") > 30
+    assert " ± " not in page
+
+
 def test_pages_load_nothing_from_other_sites(site):
     for page in site.rglob("*.html"):
         fetched = re.findall(
