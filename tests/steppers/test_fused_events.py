@@ -315,6 +315,9 @@ def test_no_second_pass_is_needed_while_a_norm_settles(law):
         run(opt, params, range(1, 2))
         needed.append(opt.stepper.plan.needed.item())
     assert needed == [1, 1, 0, 0, 0, 0]  # the guess needs two scales
+    opt.param_groups[0]["control"]["ratio"] = 1.0006  # the scale differs by 3e-5
+    run(opt, params, range(1, 2))
+    assert opt.stepper.plan.needed.item() == 1
 
 
 @here
