@@ -1,5 +1,5 @@
 """Draws docs/figures/settle.png from the records of the study ``settle``, and prints the tables of
-the pages settle.md and larger.md: ``python docs/figures/make_settle.py``.
+the pages settle.md and larger.md, and one of longer.md: ``python docs/figures/make_settle.py``.
 
 It reads records and trains nothing.
 """
@@ -46,6 +46,7 @@ CAUSES = RESULTS.with_name("causes-tiny")
 GPT2 = RESULTS.with_name("gpt2-small")
 LARGER = RESULTS.with_name("larger-tiny")
 MATCHED = RESULTS.with_name("matched-tiny")
+CATCHUP = RESULTS.with_name("catchup-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -181,9 +182,10 @@ def larger_model() -> str:
     return "\n\n".join((tuning(found, larger.ARMS), table(rows), claims(LARGER)))
 
 
-def at_adamws_norm() -> str:
-    """Every arm of the study ``matched``, against AdamW in the same seeds."""
-    found = evidence(MATCHED)
+def at_adamws_norm(folder: Path) -> str:
+    """Every arm of the study ``matched`` or ``catchup``, against AdamW in the same seeds, and the
+    paper's ramp against it along the run."""
+    found = evidence(folder)
     (adamw,) = found.trials(ADAMW)
     rows = [["arm", "mean loss", "s.d.", "minus AdamW", "final norm / initial", "lower than AdamW"]]
     rows.append(["---"] * len(rows[0]))
@@ -194,7 +196,7 @@ def at_adamws_norm() -> str:
         less = ["-", "-"] if arm == ADAMW else [str(difference(trial, adamw)), below]
         loss = f"{trial.mean():.4f}", f"{statistics.stdev(trial.values()):.4f}"
         rows.append([arm, *loss, less[0], f"{trial.mean('ratio'):.3f}", less[1]])
-    return "\n\n".join((table(rows), claims(MATCHED)))
+    return "\n\n".join((table(rows), claims(folder), course(found, matched.PAPERS)))
 
 
 def causes() -> str:
@@ -232,10 +234,10 @@ def paper_model() -> str:
     return table(rows)
 
 
-def course(found: Evidence) -> str:
-    """AdamWN minus AdamW along the run, in the fresh seeds that both have."""
-    rows = [["after step", "AdamWN minus AdamW", "pairs in which AdamWN is above"], ["---"] * 3]
-    trials = chosen(found, ADAMWN), chosen(found, ADAMW)
+def course(found: Evidence, arm: str = ADAMWN) -> str:
+    """An arm minus AdamW along the run, in the fresh seeds that both have."""
+    rows = [["after step", f"{arm} minus AdamW", f"pairs in which {arm} is above"], ["---"] * 3]
+    trials = chosen(found, arm), chosen(found, ADAMW)
     fresh = [s for s in trials[0].seeds if s and s in trials[1].by_seed]
     curves = [[t.by_seed[seed].curves["val_loss"] for seed in fresh] for t in trials]
     for place, step in enumerate(curves[0][0][0]):
@@ -302,7 +304,7 @@ def main() -> None:
         parts = [part(found) for part in (tuning, seeds, differences, course, decays)]
         print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
     print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), sep="\n\n")
-    print(larger_model(), at_adamws_norm(), sep="\n\n")
+    print(larger_model(), at_adamws_norm(MATCHED), at_adamws_norm(CATCHUP), sep="\n\n")
     draw(found, HERE / "settle.png")
 
 

@@ -233,7 +233,7 @@ def test_what_matched_shows_is_what_its_claims_say(page, monkeypatch):
     if page == "docs/larger.md":
         monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
         made = importlib.import_module("make_settle")
-        assert made.at_adamws_norm() in (ROOT / page).read_text(encoding="utf-8")
+        assert made.at_adamws_norm(made.MATCHED) in (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", ["docs/budget.md", notes("budget-tiny")])
