@@ -48,6 +48,8 @@ OVERVIEW = (
     ("walk-tiny", "lower", "600", "AdamW's end, as a random walk", "AdamW's settings"),
     ("growth-tiny", "level in long runs", "1,800", "rises", "48 trials each"),
     ("longest-tiny", "lower in the longest runs", "5,400", "rises", "18 and 17 trials"),
+    ("catchup-tiny", "the paper's", "5,400", "AdamW's end, the paper's ramp", "AdamW's settings"),
+    ("catchup-tiny", "level", "5,400", "AdamW's end, as a random walk", "AdamW's settings"),
     ("larger-tiny", "lower", "600", "constant", "6 trials each"),
     ("larger-tiny", "level, rising", "600", "rises", "6 trials each"),
     ("matched-tiny", "the paper's", "600", "AdamW's end, the paper's ramp", "AdamW's settings"),

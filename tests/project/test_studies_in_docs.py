@@ -236,6 +236,23 @@ def test_what_matched_shows_is_what_its_claims_say(page, monkeypatch):
         assert made.at_adamws_norm(made.MATCHED) in (ROOT / page).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("page", ["docs/longer.md", notes("catchup-tiny"), "docs/faq.md"])
+def test_what_catchup_shows_is_what_its_claims_say(page, monkeypatch):
+    text = read(page)
+    outcome, numbers = claim("catchup-tiny", "AdamWN, the paper's ramp has a lower")
+    assert outcome == "refuted", f"{page} has to say what is shown"
+    digits = 3 if page == "docs/faq.md" else 4
+    assert rounded(differences(numbers)[0], digits) in text
+    for says in ("has a lower", "is level with AdamW"):
+        outcome, numbers = claim("catchup-tiny", f"AdamWN, as a random walk {says}")
+        assert outcome == "not shown", f"{page} has to say what is shown"
+    assert page == "docs/faq.md" or differences(numbers)[0].lstrip("+") in text
+    if page == "docs/longer.md":
+        monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+        made = importlib.import_module("make_settle")
+        assert made.at_adamws_norm(made.CATCHUP) in (ROOT / page).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", ["docs/budget.md", notes("budget-tiny")])
 def test_what_budget_shows_is_what_its_claims_say(page):
     text = read(page).replace("*", "")
