@@ -26,6 +26,7 @@ CORE = [
     "tests/test_amp_compile.py",
     "tests/test_contract.py",
     "tests/test_contract_numbers.py",
+    "tests/test_default_device.py",
     "tests/test_failed_steps.py",
     "tests/test_law.py",
     "tests/test_law_functions.py",
