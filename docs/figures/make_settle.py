@@ -196,7 +196,21 @@ def at_adamws_norm(folder: Path) -> str:
         less = ["-", "-"] if arm == ADAMW else [str(difference(trial, adamw)), below]
         loss = f"{trial.mean():.4f}", f"{statistics.stdev(trial.values()):.4f}"
         rows.append([arm, *loss, less[0], f"{trial.mean('ratio'):.3f}", less[1]])
-    return "\n\n".join((table(rows), claims(folder), course(found, matched.PAPERS)))
+    along = course(found, matched.PAPERS)
+    return "\n\n".join((table(rows), claims(folder), along, norms(found, matched.ARMS)))
+
+
+def norms(found: Evidence, arms: tuple[str, ...]) -> str:
+    """The norm of every arm over its initial norm along the run, where losses were measured."""
+    rows = [["norm / initial, after step", *arms], ["---"] * (1 + len(arms))]
+    trials = [trial for arm in arms for trial in found.trials(arm)]
+    for step in trials[0].records[0].curves["val_loss"][0]:
+        means = [
+            statistics.fmean(dict(zip(*r.curves["ratio"], strict=True))[step] for r in t.records)
+            for t in trials
+        ]
+        rows.append([str(step), *(f"{mean:.2f}" for mean in means)])
+    return table(rows)
 
 
 def causes() -> str:
