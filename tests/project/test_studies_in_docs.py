@@ -219,38 +219,26 @@ def test_what_larger_shows_is_what_its_claims_say(page, monkeypatch):
         assert made.larger_model() in (ROOT / page).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", ["docs/larger.md", notes("matched-tiny"), "docs/faq.md"])
-def test_what_matched_shows_is_what_its_claims_say(page, monkeypatch):
-    text = read(page)
-    outcome, numbers = claim("matched-tiny", "AdamWN, the paper's ramp has a lower")
-    assert outcome == "refuted", f"{page} has to say what is shown"
-    digits = 3 if page == "docs/faq.md" else 4
-    assert f"{rounded(differences(numbers)[0], digits)} above" in text
-    assert claim("matched-tiny", "AdamWN, as a random walk has a lower")[0] == "not shown"
-    outcome, numbers = claim("matched-tiny", "AdamWN, as a random walk is level with AdamW")
-    assert outcome == "supported", f"{page} has to say what is shown"
-    assert page == "docs/faq.md" or differences(numbers)[0] in text
-    if page == "docs/larger.md":
-        monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
-        made = importlib.import_module("make_settle")
-        assert made.at_adamws_norm(made.MATCHED) in (ROOT / page).read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("page", ["docs/longer.md", notes("catchup-tiny"), "docs/faq.md"])
-def test_what_catchup_shows_is_what_its_claims_say(page, monkeypatch):
-    text = read(page)
-    outcome, numbers = claim("catchup-tiny", "AdamWN, the paper's ramp has a lower")
-    assert outcome == "refuted", f"{page} has to say what is shown"
-    digits = 3 if page == "docs/faq.md" else 4
-    assert rounded(differences(numbers)[0], digits) in text
-    for says in ("has a lower", "is level with AdamW"):
-        outcome, numbers = claim("catchup-tiny", f"AdamWN, as a random walk {says}")
-        assert outcome == "not shown", f"{page} has to say what is shown"
-    assert page == "docs/faq.md" or differences(numbers)[0].lstrip("+") in text
-    if page == "docs/longer.md":
-        monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
-        made = importlib.import_module("make_settle")
-        assert made.at_adamws_norm(made.CATCHUP) in (ROOT / page).read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("study", "plan", "level"),
+    [("matched", "docs/larger.md", "supported"), ("catchup", "docs/longer.md", "not shown")],
+)
+def test_what_is_said_of_adamws_norm_is_what_the_claims_say(study, plan, level, monkeypatch):
+    """On the page of the plan, in the notes and, rounded, in the questions."""
+    folder, walk = f"{study}-tiny", "AdamWN, as a random walk"
+    ramp, ramps = claim(folder, "AdamWN, the paper's ramp has a lower")
+    lower, _ = claim(folder, f"{walk} has a lower")
+    is_level, walks = claim(folder, f"{walk} is level with AdamW")
+    assert (ramp, lower, is_level) == ("refuted", "not shown", level), "the pages have to say so"
+    for page in (plan, notes(folder)):
+        text = read(page)
+        assert f"{rounded(differences(ramps)[0], 4)} above" in text, page
+        assert differences(walks)[0].lstrip("+") in text, page
+    assert rounded(differences(ramps)[0], 3) in read("docs/faq.md")
+    monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+    made = importlib.import_module("make_settle")
+    tables = made.at_adamws_norm(made.RESULTS.with_name(folder))
+    assert tables in (ROOT / plan).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", ["docs/budget.md", notes("budget-tiny")])
