@@ -10,8 +10,8 @@ from fakes import DATA, FakeLedger, record
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import larger, matched
 from normcontrol.lab.studies.opening import open_folder
+from normcontrol.lab.studies.search import WALK
 from normcontrol.lab.studies.settled import ADAMW
-from normcontrol.lab.studies.shape import WALK
 from normcontrol.lab.study import verdict
 from normcontrol.lab.study.evidence import Evidence
 from normcontrol.lab.study.records import Results

@@ -27,6 +27,7 @@ from normcontrol.lab.studies import (
     settle,
     shape,
     transfer,
+    tuned_walk,
     walk,
 )
 from normcontrol.lab.study.cells import Study
@@ -51,6 +52,7 @@ STUDIES: dict[str, Study] = {
         follow.STUDY,
         shape.STUDY,
         walk.STUDY,
+        tuned_walk.STUDY,
         horizon.STUDY,
         growth.STUDY,
         longest.STUDY,

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies.larger import STEPS, TUNED
+from normcontrol.lab.studies.paths import rounded, walk
+from normcontrol.lab.studies.search import WALK
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
-from normcontrol.lab.studies.shape import WALK, walk
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import level_loss, lower_loss
 from normcontrol.lab.study.records import Results
@@ -46,7 +47,7 @@ def at_norm(own: Cell, end: float) -> list[Cell]:
     steps = own.config.run.steps
     papers = own.config.with_(optimizer="AdamWN", rate=0.1, ratio=end, ramp=steps // 20)
     every = steps // STEPS
-    path = tuple(round(ratio, 6) for ratio in walk(own.config, end)[every - 1 :: every])
+    path = rounded(walk(own.config, end)[every - 1 :: every])
     walking = own.config.with_(optimizer="AdamWN-follow", path=path)
     settings = tuple(s for s in own.settings if s[0] != "weight_decay")
     return [

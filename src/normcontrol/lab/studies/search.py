@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import Any
 
 from normcontrol.lab.studies import settle
+from normcontrol.lab.studies.paths import rounded, walk
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, MARGIN, SQRT, TENSOR
 from normcontrol.lab.studies.tuning import Arm, known, seeded
 from normcontrol.lab.study.cells import Cell, Study
@@ -36,7 +37,8 @@ from normcontrol.lab.study.statistics import Difference
 
 ARMS = (ADAMW, ADAMC, SQRT, ADAMWN, TENSOR, HIDDEN)
 RISING, RISING_LAYERNORM = "AdamWN, rising target", "AdamWN, rising target, LayerNorm too"
-"""Arms of the studies ``rise`` and ``remarks``, which are tuned in the same way."""
+WALK = "AdamWN, as a random walk"
+"""Arms of the studies ``rise``, ``remarks`` and ``tuned-walk``, which are tuned in the same way."""
 
 LR = {"tiny": 8.5e-3, "small": 4e-3, "full": 1e-3}
 """By scale, the middle of the learning rates. At tiny, ``settle`` found the best above its own."""
@@ -57,12 +59,14 @@ KINDS = {
         (HIDDEN, (0.13, 0.19, 0.27, 0.38, 0.55, 0.8, 1.15, 1.6, 2.3)),
     )
 }
+RATIOS = (0.64, 0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0, 3.8, 4.8, 6.0, 7.6)
 for _arm, _norm_layers in ((RISING, False), (RISING_LAYERNORM, True)):
     KINDS[_arm] = Arm(
         {"optimizer": "AdamWN", "rate": 0.1, "ratio_start": 1.0, "norm_layers": _norm_layers},
         "ratio",
-        (0.64, 0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0, 3.8, 4.8, 6.0, 7.6),
+        RATIOS,
     )
+KINDS[WALK] = Arm({"optimizer": "AdamWN-follow"}, "ratio", RATIOS)
 """By arm, what is fixed, and the setting beside the learning rate with its values. The search takes
 as many of them as there are decays; the study ``kept`` goes on to the others."""
 
@@ -163,7 +167,10 @@ def trial(
     config = base.with_(
         **kind.fixed, **settings, steps=steps, log_every=quarter, eval_every=quarter
     )
-    if kind.key == "ratio":
+    if arm == WALK:
+        path = rounded(walk(config, settings["ratio"]))
+        config = config.with_(ratio=base.optim.ratio, path=path)
+    elif kind.key == "ratio":
         config = config.with_(ramp=steps // 2)
     return Cell(protocol.name(arm), seeded(config, seed), seed, tuple(settings.items()), part)
 

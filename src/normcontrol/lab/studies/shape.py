@@ -8,56 +8,30 @@ in AdamW. Nothing is tuned. The plan is in docs/search.md.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from normcontrol.lab.studies.follow import CHOSEN
-from normcontrol.lab.studies.search import trial
+from normcontrol.lab.studies.paths import at_once, rounded, straight, walk
+from normcontrol.lab.studies.search import WALK, trial
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import level_loss, lower_loss
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config
-from normcontrol.lab.training.optimizers import lr_at
 
-WALK, STRAIGHT, AT_ONCE = "AdamWN, as a random walk", "AdamWN, straight", "AdamWN, at once"
+STRAIGHT, AT_ONCE = "AdamWN, straight", "AdamWN, at once"
 ARMS = (ADAMW, WALK, STRAIGHT, AT_ONCE)
 
 END = 1.52
 """The ratio at which all paths end: that of AdamW in ``follow``."""
 
-Path = Callable[[Config], list[float]]
-
 SEEDS = range(261, 281)
 """No study was run with them before."""
 
+Path = Callable[[Config, float], list[float]]
 
-def walk(config: Config, end: float = END) -> list[float]:
-    """r_t^2 - 1 is proportional to the sum of lr^2 up to step t: the norm of a random walk whose
-    steps are as long as the learning rate."""
-    squares = [lr_at(config, step) ** 2 for step in range(1, config.run.steps + 1)]
-    sums = list(itertools.accumulate(squares))
-    return [math.sqrt(1 + (end**2 - 1) * part / sums[-1]) for part in sums]
-
-
-def straight(config: Config) -> list[float]:
-    """A straight line over the first half of the steps."""
-    steps = config.run.steps
-    return [1 + (END - 1) * min(2 * step / steps, 1.0) for step in range(1, steps + 1)]
-
-
-def at_once(config: Config) -> list[float]:
-    return [END] * config.run.steps
-
-
-PATHS: dict[str, Path] = {
-    WALK: walk,
-    STRAIGHT: straight,
-    AT_ONCE: at_once,
-}
-"""By arm, the ratio after every step."""
+PATHS: dict[str, Path] = {WALK: walk, STRAIGHT: straight, AT_ONCE: at_once}
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
@@ -72,7 +46,7 @@ def beside(scale: str, seed: int, paths: Mapping[str, Path]) -> list[Cell]:
     settings = tuple(s for s in own.settings if s[0] != "weight_decay")
     found = [own]
     for arm, path in paths.items():
-        ratios = tuple(round(ratio, 6) for ratio in path(own.config))
+        ratios = rounded(path(own.config, END))
         config = own.config.with_(optimizer="AdamWN-follow", path=ratios)
         found.append(replace(own, arm=arm, config=config, settings=settings))
     return found

@@ -6,8 +6,10 @@ was planned. This study tests that one claim. The plan is in docs/search.md.
 
 from __future__ import annotations
 
+from normcontrol.lab.studies.paths import walk
+from normcontrol.lab.studies.search import WALK
 from normcontrol.lab.studies.settled import ADAMW
-from normcontrol.lab.studies.shape import WALK, beside, walk
+from normcontrol.lab.studies.shape import beside
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import lower_loss
 from normcontrol.lab.study.records import Results

@@ -1,0 +1,33 @@
+"""Paths of a norm: its ratio to the initial one after every step of a run, for AdamWN-follow."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+
+from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.optimizers import lr_at
+
+
+def walk(config: Config, end: float) -> list[float]:
+    """r_t^2 - 1 is proportional to the sum of lr^2 up to step t: the norm of a random walk whose
+    steps are as long as the learning rate."""
+    squares = [lr_at(config, step) ** 2 for step in range(1, config.run.steps + 1)]
+    sums = list(itertools.accumulate(squares))
+    return [math.sqrt(1 + (end**2 - 1) * part / sums[-1]) for part in sums]
+
+
+def straight(config: Config, end: float) -> list[float]:
+    """A straight line over the first half of the steps."""
+    steps = config.run.steps
+    return [1 + (end - 1) * min(2 * step / steps, 1.0) for step in range(1, steps + 1)]
+
+
+def at_once(config: Config, end: float) -> list[float]:
+    return [end] * config.run.steps
+
+
+def rounded(path: Iterable[float]) -> tuple[float, ...]:
+    """A path as a config has it."""
+    return tuple(round(ratio, 6) for ratio in path)
