@@ -9,9 +9,8 @@ Nothing is tuned. The plan is in docs/search.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from normcontrol.lab.studies.paths import rounded
+from normcontrol.lab.studies.paths import following
 from normcontrol.lab.studies.search import RISING, Point, trial
 from normcontrol.lab.studies.settle import logged_often
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
@@ -50,10 +49,7 @@ def followed(cells: list[Cell], recorded: list[Cell], done: Results) -> list[Cel
     for own, other in zip(cells, [*recorded[1:], recorded[0]], strict=True):
         record = done.of(other)
         assert record is not None
-        path = rounded(record.curves["ratio"][1])
-        config = own.config.with_(optimizer="AdamWN-follow", path=path)
-        settings = tuple(s for s in own.settings if s[0] != "weight_decay")
-        found.append(replace(own, arm=FOLLOWING, config=config, settings=settings))
+        found.append(following(own, FOLLOWING, record.curves["ratio"][1]))
     return found
 
 

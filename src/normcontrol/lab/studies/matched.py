@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies.larger import STEPS, TUNED
-from normcontrol.lab.studies.paths import rounded, walk
+from normcontrol.lab.studies.paths import following, walk
 from normcontrol.lab.studies.search import WALK
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
 from normcontrol.lab.study.cells import Cell, Study
@@ -47,13 +47,11 @@ def at_norm(own: Cell, end: float) -> list[Cell]:
     steps = own.config.run.steps
     papers = own.config.with_(optimizer="AdamWN", rate=0.1, ratio=end, ramp=steps // 20)
     every = steps // STEPS
-    path = rounded(walk(own.config, end)[every - 1 :: every])
-    walking = own.config.with_(optimizer="AdamWN-follow", path=path)
     settings = tuple(s for s in own.settings if s[0] != "weight_decay")
     return [
         own,
         replace(own, arm=PAPERS, config=papers, settings=settings),
-        replace(own, arm=WALK, config=walking, settings=settings),
+        following(own, WALK, walk(own.config, end)[every - 1 :: every]),
     ]
 
 

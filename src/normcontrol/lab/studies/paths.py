@@ -1,11 +1,13 @@
-"""Paths of a norm: its ratio to the initial one after every step of a run, for AdamWN-follow."""
+"""Paths of a norm, its ratio to the initial one after every step of a run; and AdamWN on them."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
+from normcontrol.lab.study.cells import Cell
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.optimizers import lr_at
 
@@ -31,3 +33,10 @@ def at_once(config: Config, end: float) -> list[float]:
 def rounded(path: Iterable[float]) -> tuple[float, ...]:
     """A path as a config has it."""
     return tuple(round(ratio, 6) for ratio in path)
+
+
+def following(own: Cell, arm: str, path: Iterable[float]) -> Cell:
+    """AdamWN with the settings of a run of AdamW, on this path."""
+    config = own.config.with_(optimizer="AdamWN-follow", path=rounded(path))
+    settings = tuple(s for s in own.settings if s[0] != "weight_decay")
+    return replace(own, arm=arm, config=config, settings=settings)

@@ -9,10 +9,9 @@ in AdamW. Nothing is tuned. The plan is in docs/search.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from normcontrol.lab.studies.follow import CHOSEN
-from normcontrol.lab.studies.paths import at_once, rounded, straight, walk
+from normcontrol.lab.studies.paths import at_once, following, straight, walk
 from normcontrol.lab.studies.search import WALK, trial
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
 from normcontrol.lab.study.cells import Cell, Study
@@ -43,13 +42,7 @@ def cells(scale: str, done: Results) -> list[Cell]:
 def beside(scale: str, seed: int, paths: Mapping[str, Path]) -> list[Cell]:
     """AdamW's run with a seed, and the runs of AdamWN with these paths."""
     own = trial(scale, ADAMW, CHOSEN[ADAMW], seed, "test")
-    settings = tuple(s for s in own.settings if s[0] != "weight_decay")
-    found = [own]
-    for arm, path in paths.items():
-        ratios = rounded(path(own.config, END))
-        config = own.config.with_(optimizer="AdamWN-follow", path=ratios)
-        found.append(replace(own, arm=arm, config=config, settings=settings))
-    return found
+    return [own, *(following(own, arm, path(own.config, END)) for arm, path in paths.items())]
 
 
 STUDY = Study(
