@@ -4,6 +4,7 @@ and recipes that convert settings between methods. Nothing in this folder may kn
 
 from normcontrol.groups.classes import TensorClass, classes_of
 from normcontrol.predict.calibration import Constant, Constants, calibrate
+from normcontrol.predict.free_growth import growth
 from normcontrol.predict.learning_rates import LearningRate, learning_rates
 from normcontrol.predict.prediction import ClassPrediction, Prediction
 from normcontrol.predict.random_walk import Weights, adamc, adamw, decay_for
@@ -21,5 +22,6 @@ __all__ = [
     "calibrate",
     "classes_of",
     "decay_for",
+    "growth",
     "learning_rates",
 ]

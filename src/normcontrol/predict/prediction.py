@@ -6,6 +6,7 @@ It may not know how the numbers are computed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -94,12 +95,7 @@ class Prediction:
 
     def curve(self, points: int = 200) -> trace:
         """The whole predicted curve as a schedule, with about this number of points."""
-        check_whole("points", points, "the number of points of the curve")
-        ratios, at = (
-            self.ratios,
-            sorted({round(i * self.steps / points) for i in range(points + 1)}),
-        )
-        return trace([ratios[i] for i in at], at)
+        return sampled(self.ratios, points)
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [
@@ -128,3 +124,11 @@ class Prediction:
             ]
             + [f"DOUBTFUL: {d}" for d in self.doubts]
         )
+
+
+def sampled(ratios: Sequence[float], points: int) -> trace:
+    """A schedule from the ratios at all steps, from 0 on, with about this number of points."""
+    check_whole("points", points, "the number of points of the curve")
+    steps = len(ratios) - 1
+    at = sorted({round(i * steps / points) for i in range(points + 1)})
+    return trace([ratios[i] for i in at], at)

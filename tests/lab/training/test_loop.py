@@ -11,6 +11,7 @@ import pytest
 import torch
 from tracked import charts, history, scalars, wandb_mode
 
+from normcontrol import predict
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint, loop, metrics
 from normcontrol.lab.training.config import Config
@@ -97,6 +98,15 @@ def test_optimizers_are_chosen_by_name(config, tmp_path, name):
 def test_the_norm_can_be_controlled_with_any_optimizer(config, tmp_path):
     out = run(config.with_(optimizer="SGD", ratio=1.5, ramp=0, rate=1.0), tmp_path / "run")
     assert losses(out, "ratio")[-1] == pytest.approx(1.5, abs=1e-5)
+
+
+def test_the_norm_may_grow_as_a_random_walk(config, tmp_path):
+    grows = config.with_(optimizer="AdamWN", ratio=1.5, growth="walk", rate=1.0, init_scale=1.2)
+    ratios = losses(run(grows.with_(init_scale=1.0), tmp_path / "run"), "ratio")
+    steps = config.run.steps
+    expected = predict.growth(1.5, [lr_at(grows, step) for step in range(1, steps + 1)])
+    assert ratios == pytest.approx([expected(step) for step in range(steps + 1)], abs=1e-4)
+    assert losses(run(grows, tmp_path / "scaled"), "ratio")[1:] == pytest.approx(ratios[1:])
 
 
 def test_ratios_refer_to_the_norm_before_init_scale(config, tmp_path):

@@ -27,6 +27,7 @@ OTHER = {
     "hidden_only": True,
     "ratio_start": 0.5,
     "ramp": 7,
+    "growth": "walk",
     "rate": 0.3,
     "scope": "tensor",
     "norm_layers": True,
@@ -114,6 +115,13 @@ def test_a_setting_is_in_the_table_if_it_changes_the_optimizer(optimizer):
             ["ratio_start"],
             "ratio_start=1.0 would have no effect: there is no ramp.",
         ),
+        (
+            {"ratio": 2.0, "growth": "walk"},
+            ["ramp"],
+            "ramp=25 would have no effect: growth=walk goes from 1 to the ratio over the whole "
+            "run. Omit it.",
+        ),
+        ({"gain": 0.8, "growth": "walk"}, ["growth"], "growth=walk would have no effect: a gain"),
         ({}, ["decay"], "decay=0.2 would have no effect: only wsd has it. Omit it, or give sch"),
         ({}, ["dropout_seed"], "dropout_seed=0 would have no effect: there is no dropout."),
         ({"data": "x"}, ["tokenizer"], "tokenizer=bpe:1024 would have no effect: prepared data"),
@@ -130,6 +138,7 @@ def test_settings_with_an_effect_are_accepted():
     tiny = preset("tiny")
     given = ["ratio", "rate", "ramp", "betas", "lr", "layers", "tokenizer"]
     check_used(tiny.with_(ratio=2.0), given)
+    check_used(tiny.with_(ratio=2.0, growth="walk"), ["ratio", "growth"])
     check_used(tiny.with_(optimizer="AdamW"), ["weight_decay", "betas"])
     check_used(tiny.with_(optimizer="SGD", ratio=2.0), ["ratio", "rate", "scope"])
     check_used(tiny.with_(schedule="wsd", dropout=0.1), ["decay", "dropout_seed"])

@@ -120,6 +120,9 @@ class Optim:
     """Ratio at the start of the ramp."""
     ramp: CountOrNone = 2500
     """Number of steps in which the ratio grows from ratio_start to ratio, or 0 for no ramp."""
+    growth: Literal["ramp", "walk"] = "ramp"
+    """How the ratio grows: in a straight line (ramp), or from 1 over the whole run, as the norm of
+    AdamW grows until decay acts (walk)."""
     rate: Fraction = 1e-2
     """Fraction of the distance to its target that the norm moves at each step (k_t)."""
     scope: Literal["global", "group", "tensor", "row", "col"] = "global"

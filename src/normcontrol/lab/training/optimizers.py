@@ -8,6 +8,7 @@ know about data, the training loop or devices.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from normcontrol import AdamWN, NormControl, linear
+from normcontrol import AdamWN, NormControl, linear, predict, trace
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.training.config import Config, Optim
 from normcontrol.lab.training.controls import CONTROLS
@@ -59,10 +60,14 @@ def known_name(given: str) -> str:
     raise LabError(f"There is no optimizer {given!r}. {nearest(given, names)}")
 
 
-def ratio_schedule(o: Optim) -> float | linear:
+@functools.lru_cache(maxsize=8)
+def ratio_schedule(config: Config) -> float | linear | trace:
     """The ratio r_t to the norm of the initial weights without init_scale: the paper's ramp, then
-    constant."""
+    constant; or a random walk with the learning rates of the run."""
+    o, steps = config.optim, config.run.steps
     ratio = DEFAULT_RATIO if o.ratio is None else o.ratio
+    if o.growth == "walk":
+        return predict.growth(ratio, [lr_at(config, step) for step in range(1, steps + 1)])
     return linear(o.ratio_start, ratio, steps=o.ramp) if o.ramp else ratio
 
 
@@ -83,8 +88,8 @@ def target_at(config: Config, step: int, initial_gain: float | None = None) -> f
         return None
     if gain is not None:
         return None if initial_gain is None else gain / initial_gain
-    schedule = ratio_schedule(o)
-    return schedule(step) if isinstance(schedule, linear) else schedule
+    schedule = ratio_schedule(config)
+    return schedule(step) if callable(schedule) else schedule
 
 
 def target_gain(config: Config) -> float | None:
@@ -212,12 +217,12 @@ def _target(config: Config) -> dict[str, Any]:
     gain = target_gain(config)
     if gain is not None:
         return {"gain": gain}
-    return {"ratio": _divided(ratio_schedule(config.optim), config.model.init_scale)}
+    return {"ratio": _divided(ratio_schedule(config), config.model.init_scale)}
 
 
-def _divided(ratio: float | linear, scale: float) -> float | linear:
-    return (
-        linear(ratio.start / scale, ratio.end / scale, ratio.steps)
-        if isinstance(ratio, linear)
-        else ratio / scale
-    )
+def _divided(ratio: float | linear | trace, scale: float) -> float | linear | trace:
+    if isinstance(ratio, linear):
+        return linear(ratio.start / scale, ratio.end / scale, ratio.steps)
+    if isinstance(ratio, trace):
+        return trace([value / scale for value in ratio.values], ratio.steps)
+    return ratio / scale

@@ -17,7 +17,7 @@ from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.optimizers import OURS, TORCH, is_controlled, known_name, target_gain
 from normcontrol.methods import METHODS
 
-CONTROL = {"ratio", "gain", "ratio_start", "ramp", "rate", "scope"}
+CONTROL = {"ratio", "gain", "ratio_start", "ramp", "growth", "rate", "scope"}
 CHOICES = {*CONTROL, "betas", "weight_decay", "hidden_only", "norm_layers", "replay", "path"}
 """The settings that some optimizers use and others do not."""
 
@@ -64,7 +64,7 @@ class Condition:
 
 CONDITIONS = (
     Condition(
-        {"rate", "scope", "ramp", "ratio_start"},
+        {"rate", "scope", "ramp", "ratio_start", "growth"},
         lambda c: is_controlled(c.optim),
         "the norm is not controlled",
         "give a ratio or a gain too",
@@ -75,9 +75,14 @@ CONDITIONS = (
         "the norm is controlled, and then nothing is decayed",
     ),
     Condition(
-        {"ramp", "ratio_start"},
+        {"ramp", "ratio_start", "growth"},
         lambda c: target_gain(c) is None,
         "a gain is the target from the first step, without a ramp",
+    ),
+    Condition(
+        {"ramp", "ratio_start"},
+        lambda c: c.optim.growth == "ramp",
+        "growth=walk goes from 1 to the ratio over the whole run",
     ),
     Condition({"ratio_start"}, lambda c: c.optim.ramp > 0, "there is no ramp", "give one"),
     Condition(
