@@ -46,6 +46,7 @@ OVERVIEW = (
     ("rise-tiny", "lower", "600", "rises", "48 trials each"),
     ("follow-tiny", "level", "600", "the norm of an AdamW run", "AdamW's settings"),
     ("walk-tiny", "lower", "600", "AdamW's end, as a random walk", "AdamW's settings"),
+    ("tuned-walk-tiny", "level", "600", "grows as a random walk", "48 trials each"),
     ("growth-tiny", "level in long runs", "1,800", "rises", "48 trials each"),
     ("longest-tiny", "lower in the longest runs", "5,400", "rises", "18 and 17 trials"),
     ("catchup-tiny", "the paper's", "5,400", "AdamW's end, the paper's ramp", "AdamW's settings"),

@@ -1,5 +1,5 @@
 """Draws docs/figures/search.png and follow.png from the records of the studies ``search`` and
-``follow``, and prints the tables of the pages search.md (these two and ``rise``) and longer.md
+``follow``, and prints the tables of the pages search.md (of these two and others) and longer.md
 (``horizon``, ``growth``, ``longest``, ``remarks`` and ``kept``):
 ``python docs/figures/make_search.py``.
 
@@ -21,7 +21,16 @@ import matplotlib.pyplot as plt
 from make_settle import evidence
 from matplotlib.figure import Figure
 
-from normcontrol.lab.studies import follow, horizon, longest, remarks, rise, search, shape
+from normcontrol.lab.studies import (
+    follow,
+    horizon,
+    longest,
+    remarks,
+    rise,
+    search,
+    shape,
+    tuned_walk,
+)
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW, ADAMWN, HIDDEN, SQRT, TENSOR
 from normcontrol.lab.study.evidence import Evidence, Trial, difference
@@ -32,6 +41,7 @@ RESULTS = HERE.parents[1] / "results" / "search-tiny"
 RISE = RESULTS.with_name("rise-tiny")
 FOLLOW = RESULTS.with_name("follow-tiny")
 SHAPE = RESULTS.with_name("shape-tiny")
+TUNED_WALK = RESULTS.with_name("tuned-walk-tiny")
 HORIZON = RESULTS.with_name("horizon-tiny")
 GROWTH = RESULTS.with_name("growth-tiny")
 LONGEST = RESULTS.with_name("longest-tiny")
@@ -177,6 +187,7 @@ if __name__ == "__main__":
         (RISE, rise),
         (FOLLOW, follow),
         (SHAPE, shape),
+        (TUNED_WALK, tuned_walk),
         (HORIZON, horizon),
         (GROWTH, horizon),
         (LONGEST, longest),

@@ -223,6 +223,7 @@ def test_the_pages_of_search_have_the_tables_of_their_results(monkeypatch):
         ("search", make_search.RISE, make_search.rise),
         ("search", make_search.FOLLOW, make_search.follow),
         ("search", make_search.SHAPE, make_search.shape),
+        ("search", make_search.TUNED_WALK, make_search.tuned_walk),
         ("longer", make_search.HORIZON, make_search.horizon),
         ("longer", make_search.GROWTH, make_search.horizon),
         ("longer", make_search.LONGEST, make_search.longest),

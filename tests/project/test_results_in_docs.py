@@ -37,7 +37,7 @@ def test_the_summary_says_what_the_claims_say():
     for study, says, outcome in (
         ("confirm-small", f"AdamWN {lower}.", "supported"),
         ("rise-tiny", f"{rising} {lower}.", "refuted"),
-        ("growth-tiny", f"{rising}, steps x3 is level with AdamW", "supported"),
+        ("tuned-walk-tiny", "as a random walk is level with AdamW", "supported"),
         ("larger-tiny", f"{rising} is level with AdamW", "supported"),
         ("walk-tiny", lower, "not shown"),
         ("matched-tiny", f"as a random walk {lower}.", "not shown"),
