@@ -52,6 +52,10 @@ running() {
 
 collect() {
     local out=$1 seconds=$2 folder name
+    if [ ! -d "$BATCH/pids" ]; then
+        echo "No study was started here: $BATCH is not there. This may be another machine than before." >&2
+        exit 1
+    fi
     mkdir -p "$out"
     out=$(realpath "$out")
     while [ $SECONDS -lt "$seconds" ] && running; do sleep 2; done

@@ -139,8 +139,8 @@ def test_a_state_that_is_changed_between_steps_is_used(change):
     states = [opt.state_dict()["state"] for opt in opts]
     assert [*states[0]] == [*states[1]]
     for mine, other in zip(*(state.values() for state in states), strict=True):
-        for name, value in mine.items():
-            torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-9)
+        for name, value in mine.items():  # torch's other implementations keep "step" on the CPU
+            torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-9, check_device=False)
 
 
 @here
