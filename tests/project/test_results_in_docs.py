@@ -46,9 +46,9 @@ def test_the_summary_says_what_the_claims_say():
         ("causes-tiny", "Feedback does not matter", "supported"),
     ):
         assert claim(study, says)[0] == outcome, (study, says)
-    for arm in ("AdamWN, ratio 2", "AdamWN, gain 0.8"):
+    for arm, seeds in (("AdamWN, ratio 2", 2), ("AdamWN, gain 0.8", 1)):
         outcome, numbers = claim("gpt2-small", f"{arm} {lower}.")
-        assert (outcome, "one seed has no interval" in numbers) == ("not shown", True)
+        assert (outcome, f"n = {seeds}" in numbers) == ("not shown", True)
 
 
 def test_the_table_of_the_readme_has_rows_of_that_of_the_results():
