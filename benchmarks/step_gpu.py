@@ -342,30 +342,30 @@ def tune() -> None:
         )
 
 
-def measure_cases(bandwidth: float, only: str) -> dict[str, Any]:
+def measure_cases(bandwidth: float, only: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measure and print the cases whose model and name contain a text."""
-    rows: dict[str, Any] = {}
     print(f"{'':46}{'ratio':>7}{'spread':>8}{'2nd':>6}{'goal':>6}{'limit':>7}{'ms':>9}{'peer':>9}")
     for case in CASES:
         title = f"{case.model}: {case.name}"
         if only not in title:
             continue
         try:
-            row = rows[title] = measure(case, bandwidth)
+            row = measure(case, bandwidth)
         except Exception as error:  # the other cases are worth having
-            rows[title] = {"error": f"{type(error).__name__}: {error}"}
-            print(f"{title:46}{rows[title]['error']}", flush=True)
-            continue
+            row = {"error": f"{type(error).__name__}: {error}"}
         finally:
             torch.cuda.empty_cache()
-        second = "" if row["second_passes"] is None else f"{row['second_passes']:.0%}"
-        goal, limit = (f"{x:.2f}" if x else "" for x in (row["goal"], row["limit"]))
-        print(
-            f"{title:46}{row['ratio']:7.3f}{row['spread']:8.3f}{second:>6}{goal:>6}{limit:>7}"
-            f"{row['ms']:9.4f}{row['peer_ms']:9.4f}",
-            flush=True,
-        )
-    return rows
+        if "error" in row:
+            print(f"{title:46}{row['error']}", flush=True)
+        else:
+            second = "" if row["second_passes"] is None else f"{row['second_passes']:.0%}"
+            goal, limit = (f"{x:.2f}" if x else "" for x in (row["goal"], row["limit"]))
+            print(
+                f"{title:46}{row['ratio']:7.3f}{row['spread']:8.3f}{second:>6}{goal:>6}{limit:>7}"
+                f"{row['ms']:9.4f}{row['peer_ms']:9.4f}",
+                flush=True,
+            )
+        yield title, row
 
 
 def main() -> None:
@@ -412,12 +412,19 @@ def main() -> None:
     print(f"{machine}; device copy {bandwidth:.2f} TB/s")
     command = " ".join(["python", *sys.argv])
     results: dict[str, Any] = {"command": command, "machine": machine, "copy_TB_per_s": bandwidth}
-    results["cases"] = measure_cases(bandwidth, args.only)
+
+    def write() -> None:
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+    results["cases"] = {}
+    for title, row in measure_cases(bandwidth, args.only):
+        results["cases"][title] = row
+        write()  # what is measured stays, if the run is stopped
     if not args.only:
         results["extra_bytes"] = {m: extra_memory(MODELS[m]) for m in ("124M", "XL")}
         print(f"bytes more than AdamW fused uses: {results['extra_bytes']}")
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        write()
 
 
 if __name__ == "__main__":
