@@ -92,6 +92,6 @@ def test_the_speed_of_training_on_a_gpu_is_that_of_the_file():
     assert f"| `--bf16-stream` | {gain:.3f} |" in text
     adamwn = found["tokens/s, gpt2, AdamWN"]
     hours = 100_000 * 491_520 / adamwn / 3600
-    said = f"{hours:.0f} hours a run there at {adamwn / 1000:.0f},000 tokens a second"
+    said = f"{hours:.0f} hours a run at {adamwn / 1000:.0f},000 tokens a second"
     for page in ("README.md", "results/notes.md"):
         assert said in read(page)

@@ -33,19 +33,18 @@ def test_the_summary_is_the_same_in_both_places_and_has_three_sentences():
 
 def test_the_summary_says_what_the_claims_say():
     """Sentence by sentence; if an outcome changes, so has the sentence in both places."""
-    rising, lower = "AdamWN, rising target", "has a lower validation loss than AdamW"
+    lower, summary = "has a lower validation loss than AdamW", read("README.md")
     for study, says, outcome in (
         ("confirm-small", f"AdamWN {lower}.", "supported"),
-        ("rise-tiny", f"{rising} {lower}.", "refuted"),
+        ("search-tiny", f"AdamWN {lower}.", "refuted"),
         ("tuned-walk-tiny", "as a random walk is level with AdamW", "supported"),
-        ("larger-tiny", f"{rising} is level with AdamW", "supported"),
-        ("walk-tiny", lower, "not shown"),
-        ("matched-tiny", f"as a random walk {lower}.", "not shown"),
-        ("matched-tiny", "as a random walk is level with AdamW", "supported"),
-        ("shape-tiny", "as a random walk is level with AdamW", "supported"),
+        ("follow-tiny", "is level with AdamW", "supported"),
         ("causes-tiny", "Feedback does not matter", "supported"),
     ):
         assert claim(study, says)[0] == outcome, (study, says)
+    for study, where in (("confirm-small", "below AdamW"), ("search-tiny", "above it")):
+        (found,) = differences(claim(study, f"AdamWN {lower}.")[1])
+        assert f"[{abs(float(found.split()[0])):.3f} {where}]" in summary
     for arm, seeds in (("AdamWN, ratio 2", 2), ("AdamWN, gain 0.8", 1)):
         outcome, numbers = claim("gpt2-small", f"{arm} {lower}.")
         assert (outcome, f"n = {seeds}" in numbers) == ("not shown", True)
