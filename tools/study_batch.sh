@@ -5,6 +5,9 @@
 #   bash tools/study_batch.sh start transfer small --only lr   # returns at once; again for further studies
 #   bash tools/study_batch.sh collect OUT 570                  # waits for so many seconds, or until all are done
 #
+# Make every call with both lines. A study that still runs is not started again; on a fresh machine, which knows nothing
+# of the calls before, it is.
+#
 # What stands behind the scale is passed to `normcontrol study`. OUT gets a folder STUDY-SCALE of two files for each
 # study, and logs; `normcontrol study STUDY --scale SCALE --merge OUT/STUDY-SCALE --pack` takes the records over at home.
 #
@@ -22,6 +25,11 @@ shift
 start() {
     local study=$1 scale=$2 arguments=() kind folder packed
     shift 2
+    local name=$study-$scale
+    if is_running "$BATCH/pids/$name"; then
+        echo "$name goes on"
+        return
+    fi
     if [ ! -d "$SOURCE" ]; then
         mkdir -p "$SOURCE" "$BATCH/studies" "$BATCH/logs" "$BATCH/pids"
         tar --create --exclude=./.venv . | tar --extract --directory "$SOURCE"
@@ -35,17 +43,18 @@ start() {
         done
         [ "$kind" = DATA ] && arguments+=(--data "$folder") || arguments+=(--also-validate "$folder")
     done
-    local name=$study-$scale
     [ -d "$BATCH/studies/$name" ] || [ ! -d "results/$name" ] || cp -r "results/$name" "$BATCH/studies/"
     PYTHONPATH="src:${LIBS:-}" PYTHONUNBUFFERED=1 setsid nohup "$PYTHON" -m normcontrol.lab study "$study" --scale "$scale" \
         --out "$BATCH/studies/$name" "${arguments[@]}" "$@" >"$BATCH/logs/$name.txt" 2>&1 &
     echo $! >"$BATCH/pids/$name"
 }
 
+is_running() { [ -e "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null; }
+
 running() {
     local pid
     for pid in "$BATCH"/pids/*; do
-        kill -0 "$(cat "$pid")" 2>/dev/null && return 0
+        is_running "$pid" && return 0
     done
     return 1
 }
