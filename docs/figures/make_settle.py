@@ -1,5 +1,6 @@
 """Draws docs/figures/settle.png from the records of the study ``settle``, and prints the tables of
-the pages settle.md and larger.md, and one of longer.md: ``python docs/figures/make_settle.py``.
+the pages settle.md, gpt2.md, muon.md and larger.md, and one of longer.md:
+``python docs/figures/make_settle.py``.
 
 It reads records and trains nothing.
 """

@@ -255,7 +255,7 @@ def test_what_budget_shows_is_what_its_claims_say(page):
         )
 
 
-@pytest.mark.parametrize("page", ["docs/settle.md", notes("muon-tiny")])
+@pytest.mark.parametrize("page", ["docs/muon.md", notes("muon-tiny")])
 def test_what_the_new_seeds_of_muon_showed_is_what_the_claim_says(page, monkeypatch):
     outcome, numbers = claim("muon-tiny", "Muon under control has a lower")
     assert outcome == "supported", f"{page} has to say what is shown now"
@@ -265,7 +265,7 @@ def test_what_the_new_seeds_of_muon_showed_is_what_the_claim_says(page, monkeypa
     assert differences(best)[0].lstrip("-") in read(page)
 
 
-@pytest.mark.parametrize("page", ["", "docs/settle.md"], ids=["notes", "page"])
+@pytest.mark.parametrize("page", ["", "docs/muon.md"], ids=["notes", "page"])
 def test_what_other_optimizers_showed_is_what_their_claims_say(page):
     first = [claim("optimizers-tiny", x) for x in ("Muon under control has", "AdamWN, line 13.c")]
     second = claim("optimizers-tiny-second", "Muon under control has")

@@ -2,7 +2,7 @@
 
 AdamW, AdamC, and AdamWN with the paper's target and with a gain of 0.8, all from GPT-2's own start.
 Nothing is tuned here: every setting follows by a stated rule from what ``settle`` chose at 45 M
-weights. The plan is in docs/settle.md.
+weights. The plan is in docs/gpt2.md.
 """
 
 from __future__ import annotations

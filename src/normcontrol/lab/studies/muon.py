@@ -3,7 +3,7 @@
 In ``optimizers`` Muon under control ended below Muon on one text and not on another. This study has
 the two settings that were chosen on the first text, tunes nothing, and tests one claim. A control
 was added when that was decided: Muon with a lower decay at the higher learning rate. The plan, with
-the number of seeds and the rule, is in docs/settle.md.
+the number of seeds and the rule, is in docs/muon.md.
 """
 
 from __future__ import annotations

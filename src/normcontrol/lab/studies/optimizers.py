@@ -2,7 +2,7 @@
 its own decay against Muon under control.
 
 Start, schedule, tuning and seeds are those of ``settle``, and so are the cells of AdamW (13.a) and
-AdamWN (13.c). The plan, with margins and rules, is in docs/settle.md.
+AdamWN (13.c). The plan, with margins and rules, is in docs/muon.md.
 """
 
 from __future__ import annotations
