@@ -45,6 +45,25 @@ def test_processes_and_micro_batches_together_get_the_rows_of_the_batch(processe
     assert torch.equal(torch.cat(rows), batches()(3, slice(0, 8))[0])
 
 
+def test_unique_tokens_are_the_same_windows_in_every_epoch():
+    few = Batches(TOKENS, context=16, rows=1, seed=0, unique_tokens=100)
+    epochs = [
+        [tuple(few(step, slice(0, 1))[0][0].tolist()) for step in range(6 * epoch, 6 * epoch + 6)]
+        for epoch in range(4)
+    ]
+    assert {frozenset(windows) for windows in epochs} == {frozenset(epochs[0])}
+    assert len(set(epochs[0])) == few.windows == 6  # 96 tokens, as many whole windows as fit
+    assert epochs[0] != epochs[1]
+    other = Batches(TOKENS, context=16, rows=1, seed=1, unique_tokens=100)
+    assert tuple(other(0, slice(0, 1))[0][0].tolist()) not in epochs[0]
+
+
+@pytest.mark.parametrize("tokens", [15, 92 * 16])
+def test_unique_tokens_that_the_text_does_not_have_are_refused(tokens):
+    with pytest.raises(LabError, match=r"has 91 windows of 16 tokens\. Give 16 to 1456, or 0 to"):
+        Batches(TOKENS, context=16, rows=1, seed=0, unique_tokens=tokens)
+
+
 def test_an_epoch_goes_through_every_window_once():
     whole = batches(rows=1)
     starts = [int(whole(step, slice(0, 1))[0][0, 0]) for step in range(whole.windows)]

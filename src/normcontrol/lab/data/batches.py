@@ -28,6 +28,9 @@ from normcontrol.lab.text import in_shell
 
 Tokens = npt.NDArray[Any]
 
+DRAWN = (1 << 64) - 1
+"""The stream of a seed that draws the windows of ``unique_tokens``: no epoch has this number."""
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -160,9 +163,19 @@ class Batches:
     A row is a window of ``context`` tokens. Windows are adjacent, and their common offset differs
     from epoch to epoch. An epoch goes through all windows in a random order that depends on (seed,
     epoch). Row i of step t, both from 0, is number t * rows + i in the sequence of all epochs.
+
+    With ``unique_tokens`` an epoch goes through as many windows as have that many tokens. They are
+    drawn once, and stay where they are.
     """
 
-    def __init__(self, shards: list[Tokens], context: int, rows: int, seed: int) -> None:
+    def __init__(
+        self,
+        shards: list[Tokens],
+        context: int,
+        rows: int,
+        seed: int,
+        unique_tokens: int = 0,
+    ) -> None:
         self.shards, self.context, self.rows, self.seed = shards, context, rows, seed
         # Windows in each shard. One fewer than fit, to leave room for the offset.
         self.counts = [max((len(tokens) - 1) // context - 1, 0) for tokens in shards]
@@ -174,7 +187,22 @@ class Batches:
                 "token after them are needed. Use more text, or a smaller --context."
             )
         self.ends = np.cumsum(self.counts)
+        self.drawn: Tokens | None = None
+        if unique_tokens:
+            self.drawn = self._draw(unique_tokens)
+            self.windows = len(self.drawn)
         self._epoch, self._order, self._offset = -1, np.empty(0, np.int64), 0
+
+    def _draw(self, unique_tokens: int) -> Tokens:
+        """Windows that have so many tokens together."""
+        count = unique_tokens // self.context
+        if not 1 <= count <= self.windows:
+            raise LabError(
+                f"unique_tokens={unique_tokens}, but the training split has {self.windows:,} "
+                f"windows of {self.context} tokens. Give {self.context} to "
+                f"{self.windows * self.context}, or 0 to use all of them."
+            )
+        return seeds.for_numpy(self.seed, stream=DRAWN).permutation(self.windows)[:count]
 
     def __call__(self, step: int, rows: slice) -> tuple[Tensor, Tensor]:
         """The inputs and targets of some rows of ``step``."""
@@ -186,9 +214,11 @@ class Batches:
     def _window(self, epoch: int, place: int) -> Tokens:
         if epoch != self._epoch:
             random = seeds.for_numpy(self.seed, stream=epoch)
-            self._offset = int(random.integers(self.context))
+            self._offset = int(random.integers(self.context)) if self.drawn is None else 0
             self._epoch, self._order = epoch, random.permutation(self.windows)
         window = int(self._order[place])
+        if self.drawn is not None:
+            window = int(self.drawn[window])
         shard = int(np.searchsorted(self.ends, window, side="right"))
         start = (window - (int(self.ends[shard - 1]) if shard else 0)) * self.context + self._offset
         return self.shards[shard][start : start + self.context + 1].astype(np.int64)

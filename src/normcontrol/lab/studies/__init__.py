@@ -23,6 +23,7 @@ from normcontrol.lab.studies import (
     paper,
     predicted,
     remarks,
+    repeated,
     rise,
     search,
     settle,
@@ -61,6 +62,7 @@ STUDIES: dict[str, Study] = {
         predicted.STUDY,
         remarks.STUDY,
         kept.STUDY,
+        repeated.STUDY,
         *paper.STUDIES,
     )
 }

@@ -35,17 +35,18 @@ def cells(scale: str, done: Results) -> list[Cell]:
     ]
 
 
-def compared(evidence: Evidence, protocol: Protocol) -> Comparison | None:
-    """AdamWN against AdamW at one length; None before the tests of both."""
-    mine, theirs = (choice(evidence, protocol.name(arm)) for arm in (RISING, ADAMW))
+def compared(evidence: Evidence, protocol: Protocol, arm: str) -> Comparison | None:
+    """An arm against AdamW in one condition; None before the tests of both."""
+    mine, theirs = (choice(evidence, protocol.name(a)) for a in (arm, ADAMW))
     return None if mine is None or theirs is None else Comparison(mine, theirs)
 
 
-def change(short: Protocol, long: Protocol) -> Callable[[Evidence], Finding]:
-    """How AdamWN minus AdamW changes from the short to the long runs of a seed."""
+def change(one: Protocol, other: Protocol, arm: str) -> Callable[[Evidence], Finding]:
+    """How the difference of an arm and AdamW changes between the runs of a seed in two
+    conditions."""
 
     def decided(evidence: Evidence) -> Finding:
-        before, after = (compared(evidence, protocol) for protocol in (short, long))
+        before, after = (compared(evidence, protocol, arm) for protocol in (one, other))
         if before is None or after is None:
             return Finding(NOT_RUN)
         seeds = [seed for seed in before.fresh if seed in after.fresh]
@@ -60,10 +61,11 @@ def change(short: Protocol, long: Protocol) -> Callable[[Evidence], Finding]:
             return one - other
 
         found = average([gap(after, seed) - gap(before, seed) for seed in seeds])
-        numbers = (
-            f"from steps x{short.stretch} ({before.difference()}) to steps x{long.stretch} "
-            f"({after.difference()}): {found}, n = {found.n}"
+        first, then = (
+            f"{protocol.condition or 'text seen once'} ({pair.difference()})"
+            for protocol, pair in ((one, before), (other, after))
         )
+        numbers = f"from {first} to {then}: {found}, n = {found.n}"
         unfair = [*before.unfair(), *after.unfair()]
         return decide(numbers, found.chance_below(), found.chance_above(), unfair)
 
@@ -75,7 +77,7 @@ def better_with_more_steps(short: Protocol, long: Protocol) -> Claim:
         "better with more steps",
         f"{RISING}, gains on {ADAMW} from a third of the steps to three times the steps.",
         f"the 95 % interval of the change of {RISING} minus {ADAMW} lies above zero",
-        change(short, long),
+        change(short, long, RISING),
     )
 
 

@@ -102,6 +102,8 @@ class Protocol:
     """Those of the test."""
     decays: tuple[float, ...] = DECAYS
     """Those of AdamW."""
+    unique_tokens: int = 0
+    """How many tokens of the text are trained on, again and again; 0 for all."""
 
     def name(self, arm: str) -> str:
         """The name of an arm.
@@ -109,7 +111,14 @@ class Protocol:
         >>> Protocol().name(ADAMW), Protocol(Fraction(1, 3)).name(ADAMW)
         ('AdamW', 'AdamW, steps x1/3')
         """
-        return arm if self.stretch == 1 else f"{arm}, steps x{self.stretch}"
+        return f"{arm}, {self.condition}" if self.condition else arm
+
+    @property
+    def condition(self) -> str:
+        """What differs from the runs of ``search``, in the name of an arm."""
+        if self.unique_tokens:
+            return "repeated text"
+        return "" if self.stretch == 1 else f"steps x{self.stretch}"
 
 
 USUAL = Protocol()
@@ -165,7 +174,12 @@ def trial(
     }
     quarter = steps // 4
     config = base.with_(
-        **kind.fixed, **settings, steps=steps, log_every=quarter, eval_every=quarter
+        **kind.fixed,
+        **settings,
+        steps=steps,
+        log_every=quarter,
+        eval_every=quarter,
+        unique_tokens=protocol.unique_tokens,
     )
     if arm == WALK:
         path = rounded(walk(config, settings["ratio"]))

@@ -73,6 +73,9 @@ class Data:
     data_seed: Seed = 0
     """Seed of the order of the data. Runs with the same seed get the same batch at the same step,
     whatever else differs."""
+    unique_tokens: CountOrNone = 0
+    """Train on this many tokens of the training split alone, again and again, or 0 for all of
+    it. They are drawn once with the data seed, as windows of the context's length."""
     tokens_per_step: Count = 491_520
     """Number of tokens in a batch, over all processes."""
     micro_batch: Count = 16

@@ -132,7 +132,11 @@ def _train(
     rows = config.data.tokens_per_step // config.model.context
     mine, micro = world.share(rows, config.data.micro_batch)
     train_batches = batches.Batches(
-        dataset.train, config.model.context, rows, config.data.data_seed
+        dataset.train,
+        config.model.context,
+        rows,
+        config.data.data_seed,
+        config.data.unique_tokens,
     )
     val_windows = batches.validation(dataset.val, config.model.context)
     others = [batches.load_validation(given, dataset) for given in config.data.also_validate]
