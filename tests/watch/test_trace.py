@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 import torch
-from small import MATRICES, SmallModel, matrices, total_norm, train
+from small import MATRICES, SmallModel, matrices, scaled_step, total_norm, train
 
-from normcontrol import AdamWN, NormTrace, linear
+from normcontrol import AdamWN, NormControl, NormTrace, linear
 
 
 def recorded(steps=20, every=1, **kwargs):
@@ -93,6 +93,33 @@ def test_any_optimizer_can_be_recorded(make):
     train(model, opt, range(3))
     assert norms.steps == [0, 1, 2, 3]
     assert norms.norms[-1] == pytest.approx(total_norm(matrices(model)), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, fused=True),
+        lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1, foreach=True),
+        lambda p: AdamWN(p, lr=1e-2, ratio=1.5, fused=True),
+        lambda p: NormControl(torch.optim.Adam(p, lr=1e-2, fused=True), ratio=1.5),
+    ],
+    ids=["AdamW fused", "AdamW foreach", "AdamWN", "NormControl"],
+)
+def test_steps_that_gradscaler_skips_are_not_steps_of_a_trace(make):
+    """A run with overflow steps has the trace of a run without them."""
+    traces = []
+    for overflows in ((), (0, 1, 3)):
+        model = SmallModel()
+        opt = make(list(model.parameters()))
+        norms = NormTrace(opt, every=2, angles=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for t in range(4):
+            if t in overflows:
+                scaled_step(model, opt, scaler, 99, overflow=True)
+            scaled_step(model, opt, scaler, t)
+        assert norms.steps == [0, 2, 4]
+        traces.append((norms.norms, norms.angles, norms.classes))
+    assert traces[0] == traces[1]
 
 
 def test_a_trace_records_the_norms_of_each_class_and_what_decay_leaves():

@@ -145,6 +145,9 @@ class NormTrace:
             self._copies = [p.detach().clone() for p in self.params]
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        if getattr(optimizer, "found_inf", False):  # GradScaler skips this step: nothing was moved
+            self._copies = []
+            return
         self._count += 1
         groups = optimizer.param_groups  # other ones than before, after a state was loaded
         if len(groups) > self._groups:
@@ -198,7 +201,8 @@ class NormTrace:
 
     @property
     def norms(self) -> list[float]:
-        """The recorded norms. Reading this property waits for the device; recording does not."""
+        """The recorded norms. Reading this property waits for the device. Recording does not, but
+        for fused optimizers under GradScaler, whose overflow flag is read at every step."""
         self._norms = [float(n) for n in self._norms]
         return self._norms  # type: ignore[return-value]
 
