@@ -56,6 +56,19 @@ def test_rows_are_logged_as_the_joint_numbers_of_their_tensor():
     )
 
 
+def test_a_row_that_became_zero_still_counts_in_the_joint_initial_norm():
+    weight = torch.nn.Parameter(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    opt = NormControl(torch.optim.SGD([weight], lr=1.0), ratio=1.0, rate=1.0, scope="row")
+    weight.grad = torch.tensor([[3.0, 0.0], [0.0, 0.0]])
+    opt.step()
+    (name,) = opt.norms()
+    assert values(opt) == {
+        f"norm/{name}": 4.0,
+        f"norm/{name}/target": 5.0,
+        f"norm/{name}/ratio": 0.8,
+    }
+
+
 def test_the_optimizer_is_found_inside_the_wrappers_of_frameworks(opt):
     class Wrapper:
         def __init__(self, optimizer):

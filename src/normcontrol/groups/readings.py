@@ -81,3 +81,18 @@ def readings(
         for name, *pieces in zip(s.names, *(v.split(sizes) for v in values), strict=True):
             found[name] = Reading(*(p.reshape(()) if s.scope.axes is None else p for p in pieces))
     return found
+
+
+@torch.no_grad()
+def joint_references(sets: Sequence[WeightSet]) -> dict[str, Tensor]:
+    """Return the joint reference norm of every tensor whose parts have norms of their own, by name.
+
+    Ratios do not contain it: that of a part which became zero is zero. Rows that lie on one rank
+    each are gathered, as in :func:`readings`.
+    """
+    found: dict[str, Tensor] = {}
+    for s in sets:
+        if s.scope.axes is not None:
+            pieces = s.whole(s.initial).split(s.scope.sizes(s.params))
+            found |= zip(s.names, map(torch.linalg.vector_norm, pieces), strict=True)
+    return found

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from normcontrol.control import NormControl
+from normcontrol.groups.readings import joint_references
 
 TARGET = "/target"
 
@@ -145,12 +146,14 @@ def tensors(optimizer: Any) -> dict[str, Tensor]:
     """Like :func:`values`, but with tensors as values. This does not wait for the device; a
     framework reads the tensors when it logs them."""
     numbers: dict[str, Tensor] = {}
-    for name, reading in controller(optimizer).norms().items():
+    optimizer = controller(optimizer)
+    readings = optimizer.norms()  # before the sets are looked at: it takes over what was changed
+    references = joint_references(optimizer.sets)
+    for name, reading in readings.items():
         norm, target, ratio = reading.norm, reading.target, reading.ratio
         if norm.dim():  # the joint ratio is the joint norm divided by the joint initial norm
-            initial = torch.where(ratio > 0, norm / ratio, norm).norm()
             norm, target = norm.norm(), target.norm()
-            ratio = norm / initial
+            ratio = norm / references[name]
         numbers |= {
             f"norm/{name}": norm,
             f"norm/{name}{TARGET}": target,
