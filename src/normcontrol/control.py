@@ -402,7 +402,7 @@ class NormControl(Wrapper):
         with unchanged_on_error(self.param_groups):
             seen = changes.take_over_edits(self.optimizer, self._layout, self._seen, self._fresh)
             if self._fresh:
-                measure_references(self.param_groups, self._find_sharing())
+                measure_references(self.param_groups, self._find_sharing(), are_known=True)
             self._build(seen)
 
     @not_compiled

@@ -336,7 +336,7 @@ def zero_partitions() -> None:
     without_group = AdamWN([{"params": params, "controlled": True}], **SETTINGS)
     mine = partition(without_group)
     mine.grad = torch.ones_like(mine)
-    refusal(without_group.step, "its tensors were replaced", "norm_group")
+    refusal(without_group.step, "its tensors or its settings were changed", "norm_group")
 
     opt = AdamWN([{"params": params, "controlled": True}], norm_group=dist.group.WORLD, **SETTINGS)
     mine = partition(opt)
@@ -364,6 +364,37 @@ def zero_partitions() -> None:
 
 def test_partitions_of_zero_need_norm_group_and_then_train_as_one_process():
     run(zero_partitions, 2)
+
+
+def changes_by_hand() -> None:
+    """Plain tensors on several ranks, as under DDP. ZeRO has no part in what is changed."""
+
+    def stepped(opt: AdamWN) -> AdamWN:
+        for p in opt.param_groups[0]["params"]:
+            p.grad = torch.ones_like(p)
+        opt.step()
+        return opt
+
+    def made() -> AdamWN:
+        return AdamWN([nn.Parameter(torch.ones(*shape)) for shape in ((3, 4), (5, 4), (4,))])
+
+    # Settings that give another number of norms, before the first step.
+    opt = made()
+    opt.param_groups[0]["control"]["scope"] = "row"
+    assert [len(r.norm) for r in stepped(opt).norms().values()] == [3, 5]
+    opt = made()
+    opt.param_groups[0]["control"]["controlled"] = True
+    assert "controlled, 36 weights" in stepped(opt).report()
+
+    # Another number of tensors. The new one may be a shard, and nothing shows it.
+    for opt in (made(), stepped(made())):
+        opt.param_groups[0]["params"].append(nn.Parameter(torch.ones(6, 4)))
+        words = "had 2 norms to control, and now it has 3", "If the tensors are whole, construct"
+        refusal(lambda opt=opt: stepped(opt), *words)
+
+
+def test_tensors_that_are_changed_by_hand_on_several_ranks_are_not_said_to_be_those_of_zero():
+    run(changes_by_hand, 2)
 
 
 @pytest.mark.parametrize("given", ["world", 0])

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.debug import CommDebugMode
 
 from normcontrol import AdamWN, NormControl, NormTrace, predict, reproject_
+from normcontrol.watch import trackers
 
 W = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.0, 12.0]])  # rows of norms 5, 0 and 12: 13 together
 
@@ -220,6 +221,7 @@ def settings_and_tools() -> None:
             )
             # The first paragraph names the implementation, which differs.
             assert opt.report().split("\n\n")[1:] == one.report().split("\n\n")[1:]
+            assert trackers.values(opt) == pytest.approx(trackers.values(one), rel=1e-6)
     (alone, one), (model, opt) = both(freeze=True)
     assert all(
         relative(whole(p), q.detach()) < 1e-6

@@ -112,9 +112,11 @@ def _check_replaced(before: int, params: Sequence[Tensor], scope: Scope) -> None
     may_differ = not has_several_ranks() and now > 0 and (scope.joint or not is_flat)
     if before != now and not may_differ:
         raise ValueError(
-            f"The optimizer was constructed with {before} norms to control in a group, and now "
-            f"finds {now}: its tensors were replaced, as ZeRO replaces them by this rank's shards. "
-            f"{ADVICE}; with flat shards, also controlled=True, and scope='global' or 'group'."
+            f"A group had {before} norms to control, and now it has {now}: its tensors or its "
+            "settings were changed. If they are this rank's shards now, as under ZeRO, their norms "
+            f"are not those of the whole tensors. {ADVICE}; with flat shards, also "
+            "controlled=True, and scope='global' or 'group'. If the tensors are whole, construct "
+            "the optimizer again."
         )
 
 
@@ -141,10 +143,11 @@ def check_partitioned(
     """
     if names and isinstance(rule, tuple) and len(names) != len(params):
         raise ValueError(
-            f"controlled selects {', '.join(rule[:3])} by name, but the {len(names)} tensors of "
-            f"the group were replaced by {len(params)}, as ZeRO replaces them by this rank's "
-            "shards. Put the weights to control into a group with controlled=True, and set "
-            "controlled=False in the others."
+            f"controlled selects {', '.join(rule[:3])} by name, but the group has {len(names)} "
+            f"names, and {len(params)} as the number of its tensors. If you changed its params, "
+            "change its param_names too. If ZeRO replaced the tensors by this rank's shards, put "
+            "the weights to control into a group with controlled=True, and set controlled=False in "
+            "the others."
         )
     index = next((i for i, p in enumerate(params) if is_partitioned(p)), None)
     if rule is False or index is None:

@@ -54,10 +54,16 @@ def adopt(
     state["first_lr"], state["step"] = lr.item() if isinstance(lr, Tensor) else lr, step
 
 
-def measure_references(groups: list[Group], sharing: Sharing) -> list[Tensor]:
-    """Store the norms of the current weights as the reference in all groups, and return them."""
+def measure_references(
+    groups: list[Group], sharing: Sharing, are_known: bool = False
+) -> list[Tensor]:
+    """Store the norms of the current weights as the reference in all groups, and return them.
+
+    If the tensors ``are_known``, as those that were measured before, they may have another number
+    of norms by new settings; other tensors may be shards.
+    """
     for group, members in zip(groups, members_of(groups), strict=True):
-        state_of(group)["reference"] = reference_norms(group, members, sharing)
+        state_of(group)["reference"] = reference_norms(group, members, sharing, are_known)
     return [state_of(group).reference for group in groups]
 
 
@@ -80,13 +86,15 @@ def check_members(group: Group, members: Members) -> None:
 
 
 @torch.no_grad()
-def reference_norms(group: Group, members: Members, sharing: Sharing) -> Tensor:
+def reference_norms(
+    group: Group, members: Members, sharing: Sharing, are_known: bool = False
+) -> Tensor:
     """Return the norm of every part of a group as it is now, to become the reference."""
     names, params = members
     control = state_of(group)
     scope, rule = parse_scope(control["scope"]), control["controlled"]
     check_partitioned(group.get("param_names"), group["params"], rule, scope, sharing)
-    captured = None if rule is False else control.get("reference")
+    captured = None if rule is False or are_known else control.get("reference")
     check_recognised(names, params, scope, sharing, captured)
     check_members(group, members)
     if sharing.norm_group is not None and scope.joint:
