@@ -1,13 +1,16 @@
-"""Studies with invented results, for tests of verdicts and pages."""
+"""Studies with invented results, for tests of verdicts and pages, and Ray without a cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -142,3 +145,33 @@ def recorded_often(study, above, curve, value):
         return made
 
     return FakeLedger(study, outcome, "tiny")
+
+
+class Ray(ModuleType):
+    """Ray with one node, this process, whose working directory is a folder of its own."""
+
+    exceptions = SimpleNamespace(RayError=ConnectionError)
+
+    def __init__(self, node: Path) -> None:
+        super().__init__("ray")
+        self.node = node
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {}
+
+    def remote(self, **_: Any) -> Callable[[Callable[[Any], Any]], Any]:
+        return lambda function: SimpleNamespace(remote=lambda job: lambda: function(job))
+
+    def wait(self, futures: list[Any]) -> tuple[list[Any], list[Any]]:
+        return futures, []
+
+    def get(self, future: Callable[[], Any]) -> Any:
+        before = Path.cwd()
+        os.chdir(self.node)
+        try:
+            return future()
+        finally:
+            os.chdir(before)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import record_files
+from fakes import Ray, record_files
 from fork_server import Python
 
 from normcontrol.lab.cli.main import main
@@ -263,6 +264,21 @@ def test_on_ray_the_numbers_are_those_of_a_local_run(study, tmp_path, monkeypatc
     assert {i: (r.final, r.curves) for i, r in local.results().items()} == {
         i: (r.final, r.curves) for i, r in ray.results().items()
     }
+
+
+def test_on_ray_a_node_finds_data_that_was_given_by_relative_paths(
+    study, corpus, tmp_path, monkeypatch
+):
+    (tmp_path / "node").mkdir()
+    (tmp_path / "squares").symlink_to(corpus)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", Ray(tmp_path / "node"))
+    words = ["--only", "seed=0", "--data", "squares", "--also-validate", "squares"]
+    for out, on in (("local", "local"), ("nodes", "ray")):
+        assert main(["study", study, "--out", out, "--device", "cpu", "--on", on, *words]) == 0
+    local, nodes = (open_folder(Path(out)).results() for out in ("local", "nodes"))
+    assert {i: r.final for i, r in nodes.items()} == {i: r.final for i, r in local.items()}
+    assert all("val_loss_squares" in r.final for r in nodes.values())
 
 
 def test_a_trial_whose_setting_has_no_effect_is_refused_before_anything_is_run(

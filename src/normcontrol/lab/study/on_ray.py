@@ -74,9 +74,12 @@ def cluster(workers: int, gpu: bool) -> Iterator[Execute]:
 
 def _for_any_node(job: Job) -> Job:
     """The job with absolute paths."""
-    data = job.config.data.data
-    data = data if data == "python" else str(Path(data).expanduser().resolve())
-    return replace(job, config=job.config.with_(data=data), cache=job.cache.resolve())
+    given = job.config.data
+    data = given.data if given.data == "python" else str(Path(given.data).expanduser().resolve())
+    # The name of a folder names the loss on it, so that a link must stay one.
+    also = [str(Path(path).expanduser().absolute()) for path in given.also_validate]
+    config = job.config.with_(data=data, also_validate=also)
+    return replace(job, config=config, cache=job.cache.resolve())
 
 
 def _train(job: Job) -> Record | None:
