@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import matplotlib
+import numpy as np
 import pytest
 import torch
 from schedule_examples import SCHEDULES
@@ -160,6 +161,12 @@ def test_a_plot_without_matplotlib_is_an_error_with_advice(monkeypatch):
         (lambda: piecewise((0, 1.0), (math.nan, 2.0)), "must increase and be finite"),
         (lambda: piecewise((-math.inf, 1.0), (0, 2.0)), "must increase and be finite"),
         (lambda: trace([1.0, 2.0], steps=[0, math.nan]), "that increase and are finite"),
+        (lambda: constant(math.nan), "constant got level=nan: give a finite number"),
+        (lambda: lr_times(math.inf), "lr_times got factor=inf: give a finite number"),
+        (lambda: lr_squared_times(0.1, math.inf), "lr_max=inf: give a finite number"),
+        (lambda: piecewise((0, 1.0), (9, math.inf)), "piecewise got the value inf: give finite"),
+        (lambda: trace([1.0, math.nan]), "trace got the value nan: give finite numbers"),
+        (lambda: every(True), "every got n=True: give a whole number of steps"),
     ],
 )
 def test_invalid_arguments_are_refused_with_a_sentence(make, sentence):
@@ -183,6 +190,18 @@ def test_invalid_arguments_are_refused_with_a_sentence(make, sentence):
         (lambda: trace(["a"]), r"trace got the values \['a'\]: both are lists of numbers"),
         (lambda: trace(5), "trace got the values 5: both"),
         (lambda: trace([1.0], steps=["a"]), r"trace got the values \[1.0\] at \['a'\]: both"),
+        # Digits are no numbers, and neither are truth values.
+        (lambda: linear("1", 2.0, steps=3), "linear got start='1'"),
+        (lambda: linear(1.0, 2.0, steps=True), "linear got steps=True"),
+        (lambda: constant(np.bool_(True)), "constant got level=True"),
+        (lambda: piecewise((0, "1")), r"piecewise got \(0, '1'\): every point"),
+        (lambda: piecewise((0, 1.0, 2.0)), r"piecewise got \(0, 1.0, 2.0\): every point"),
+        (lambda: piecewise((0, None)), r"piecewise got \(0, None\): every point"),
+        (lambda: piecewise((False, 1.0)), r"piecewise got \(False, 1.0\): every point"),
+        (lambda: trace("12"), "trace got the values '12': both are lists of numbers"),
+        (lambda: trace([1.0, True]), r"trace got the values \[1.0, True\]: both"),
+        (lambda: trace([1.0], steps="0"), r"trace got the values \[1.0\] at '0': both"),
+        (lambda: custom(None), "custom got None, which cannot be called: give a function of the"),
     ],
 )
 def test_arguments_that_are_no_numbers_are_refused_with_a_sentence(make, sentence):

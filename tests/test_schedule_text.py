@@ -78,6 +78,13 @@ def test_text_that_is_no_schedule_is_refused(text, sentence):
         AdamWN(SmallModel().parameters(), ratio=text)
 
 
+@pytest.mark.parametrize("name", ["gain", "rate"])
+def test_a_truth_value_is_no_number(name):
+    """``gain=True`` asks for a gain, and tells none."""
+    with pytest.raises(TypeError, match=f"{name}=True is no number: give a number, a schedule"):
+        AdamWN(SmallModel().parameters(), **{name: True})
+
+
 def test_numbers_stay_numbers():
     assert to_text(0.25) == 0.25
     assert from_text(0.25) == 0.25

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from reprlib import repr as short
 from typing import TYPE_CHECKING, Any
@@ -30,18 +30,18 @@ class Schedule:
     """Base class of all schedules. Steps count from 1; step 0 is the state before training."""
 
     def __post_init__(self) -> None:
-        """Make plain numbers of numpy's and torch's, whose ``repr`` could not be read back, and
-        refuse what is no number."""
+        """Make plain numbers of numpy's and torch's, and refuse what is no finite number."""
+        kind = type(self).__name__
         for name, value in vars(self).items():
-            if hasattr(value, "item"):
-                with suppress(RuntimeError, ValueError):  # of several numbers, which is refused
-                    object.__setattr__(self, name, value.item())
+            object.__setattr__(self, name, _plain(value))
         for name, f in getattr(self, "__dataclass_fields__", {}).items():
-            if f.type == "float" and not isinstance(getattr(self, name), float | int):
-                raise TypeError(
-                    f"{type(self).__name__} got {name}={getattr(self, name)!r}, which is no "
-                    "number. Give one."
-                )
+            value = getattr(self, name)
+            if f.type != "float":
+                continue
+            if not _is_number(value):
+                raise TypeError(f"{kind} got {name}={value!r}, which is no number. Give one.")
+            if not math.isfinite(value):
+                raise ValueError(f"{kind} got {name}={value}: give a finite number.")
 
     def value(self, step: Tensor) -> Tensor:
         """Return the value at ``step``, a tensor of any shape. Subclasses must define this."""
@@ -76,6 +76,33 @@ class Schedule:
         return axes
 
 
+def _plain(value: Any) -> Any:
+    """Return a number of numpy or torch as one of Python, whose ``repr`` can be read back."""
+    if hasattr(value, "item"):
+        with suppress(RuntimeError, ValueError):  # of several numbers, which is refused
+            return value.item()
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether this is a number. Digits are none, and neither are truth values."""
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def _numbers(values: Iterable[Any]) -> tuple[float, ...]:
+    """Return these as floats. Raise a TypeError if one of them is no number."""
+    found = tuple(map(_plain, values))
+    if not all(map(_is_number, found)):
+        raise TypeError
+    return tuple(map(float, found))
+
+
+def _check_finite(kind: str, values: Iterable[float]) -> None:
+    for value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"{kind} got the value {value}: give finite numbers.")
+
+
 def _floating(step: Tensor) -> Tensor:
     """Return a tensor of whole steps as float64: a value is computed in the type of its step."""
     return step if step.is_floating_point() else step.double()
@@ -104,13 +131,8 @@ class Ramp(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kind = type(self).__name__
-        for f in fields(self):
-            if not math.isfinite(getattr(self, f.name)):
-                raise ValueError(
-                    f"{kind} got {f.name}={getattr(self, f.name)}: give a finite number."
-                )
         if self.steps <= 0:
+            kind = type(self).__name__
             raise ValueError(f"{kind} got steps={self.steps}: a ramp needs at least one step.")
 
     def extremes(self) -> Sequence[float]:
@@ -168,7 +190,7 @@ class piecewise(Schedule):
 
     def __init__(self, *points: tuple[float, float]) -> None:
         try:
-            pairs = tuple((float(s), float(v)) for s, v in points)
+            pairs = tuple((s, v) for s, v in map(_numbers, points))
         except (TypeError, ValueError):
             raise TypeError(
                 f"piecewise got {', '.join(map(short, points))}: every point is a pair of numbers, "
@@ -182,6 +204,7 @@ class piecewise(Schedule):
                 "steps must increase and be finite. Give (step, value) pairs in the order of their "
                 "steps."
             )
+        _check_finite("piecewise", [v for _, v in self.points])
 
     def value(self, step: Tensor) -> Tensor:
         # A sum of ramps needs no table on the device and no branch, so that it can be compiled.
@@ -218,8 +241,8 @@ class trace(Schedule):
 
     def __init__(self, values: Iterable[float], steps: Iterable[float] | None = None) -> None:
         try:
-            recorded = tuple(float(v) for v in values)
-            at = tuple(float(s) for s in (range(len(recorded)) if steps is None else steps))
+            recorded = _numbers(values)
+            at = _numbers(range(len(recorded)) if steps is None else steps)
         except (TypeError, ValueError):
             found = f"the values {short(values)}" + f" at {short(steps)}" * (steps is not None)
             raise TypeError(
@@ -231,6 +254,7 @@ class trace(Schedule):
                 f"trace got {len(recorded)} values at {len(at)} steps: it needs at least one "
                 "value, a step for each value, and steps that increase and are finite."
             )
+        _check_finite("trace", recorded)
         object.__setattr__(self, "values", recorded)
         object.__setattr__(self, "steps", at)
         object.__setattr__(self, "_tables", {})
@@ -363,7 +387,7 @@ class every(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.n, int) or self.n < 1:
+        if not isinstance(self.n, int) or self.n is True or self.n < 1:
             raise ValueError(f"every got n={self.n!r}: give a whole number of steps, 1 or more.")
 
     def value(self, step: Tensor) -> Tensor:
@@ -383,6 +407,13 @@ class custom(Schedule):
     """
 
     function: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(
+                f"custom got {self.function!r}, which cannot be called: give a function of the "
+                "step."
+            )
 
     def value(self, step: Tensor) -> Tensor:
         value = self.function(step)

@@ -9,6 +9,7 @@ about optimizers or checkpoints.
 from __future__ import annotations
 
 import ast
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -101,13 +102,13 @@ def as_schedule(given: Value, name: str = "value") -> float | Schedule:
         )
     if callable(given) and not isinstance(given, Tensor):
         return custom(given)
-    try:
-        return float(given)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{name}={given!r} is no number: give a number, a schedule such as linear(1.0, 2.0, "
-            "steps=2500), or a function of the step."
-        ) from None
+    if not isinstance(given, bool):
+        with suppress(TypeError, ValueError):
+            return float(given)
+    raise TypeError(
+        f"{name}={given!r} is no number: give a number, a schedule such as linear(1.0, 2.0, "
+        "steps=2500), or a function of the step."
+    )
 
 
 def given_schedule(given: Any, name: str) -> float | Schedule:
