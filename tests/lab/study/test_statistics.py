@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from normcontrol.lab.study.statistics import (
+    Difference,
     average,
     best_of,
     holm,
     paired,
+    power,
     steps_to,
     student,
     student_below,
@@ -20,7 +23,6 @@ from normcontrol.lab.study.statistics import (
 def test_statistics_by_hand():
     d = paired([1.0, 2.0, 3.0], [0.0, 0.0, 0.0])
     assert d.half == pytest.approx(4.302653 / 3**0.5)
-    assert d.detectable == pytest.approx((4.302653 + 1.060660) / 3**0.5)
     assert steps_to([0, 10], [5.0, 4.0], 3.0) is None
     assert best_of([1.0, math.inf])[1] == 1.0
     assert best_of([1.0, math.inf])[0] == math.inf
@@ -43,6 +45,27 @@ def test_the_quantiles_of_students_t_are_those_of_the_tables(freedom, at_975, at
     assert student(0.975, freedom) == pytest.approx(at_975, abs=5e-4)
     assert student(0.8, freedom) == pytest.approx(at_80, abs=5e-4)
     assert student_below(-at_975, freedom) == pytest.approx(0.025, abs=1e-4)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 20])
+def test_a_detectable_difference_is_shown_in_four_of_five_studies(n):
+    """Studies whose spread is 1, and whose true difference is the one that is called detectable
+    with that spread."""
+    true = Difference(n, 0.0, 1 / n**0.5).detectable
+    studies = np.random.default_rng(0).normal(true, 1.0, (100_000, n))
+    means, errors = studies.mean(axis=1), studies.std(axis=1, ddof=1) / n**0.5
+    shown = abs(means) > student(0.975, n - 1) * errors
+    assert shown.mean() == pytest.approx(0.8, abs=0.005)  # four standard errors
+    ordinary = average(list(studies[0]))
+    assert ordinary.shown == shown[0]
+
+
+def test_the_power_of_a_study_is_that_of_the_noncentral_t():
+    assert power(0.0, 3) == pytest.approx(0.05)  # by chance
+    assert power(1e3, 1) == pytest.approx(1.0)
+    # Of many seeds the error is known: 1.960 for the test, and 0.842 for four of five.
+    assert Difference(10_001, 0.0, 1.0).detectable == pytest.approx(2.8016, abs=1e-3)
+    assert average([1.0]).detectable is None
 
 
 def test_the_tests_agree_with_the_interval_and_a_single_pair_shows_nothing():

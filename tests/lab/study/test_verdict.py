@@ -134,8 +134,9 @@ def test_a_difference_within_the_noise_is_not_shown_and_says_what_could_have_bee
         return record(cell, 3 + NOISE[cell.seed] * (1 if cell.arm == "AdamW" else -1))
 
     sentence = judge(FakeLedger(Study("s", two_arms), noisy)).sentences()[0]
-    assert "not shown; 0.0" in sentence
-    assert "would have been detected in four of five such studies" in sentence
+    # 12.7 standard errors for the interval of two seeds, 16.3 for what four of five studies show.
+    assert "± 0.0889" in sentence
+    assert "not shown; 0.1143 would have been detected in four of five such studies" in sentence
 
 
 def test_one_seed_has_no_interval_and_says_so():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -40,12 +40,55 @@ def student(share: float, freedom: int) -> float:
     >>> round(student(0.975, 2), 3), round(student(0.8, 30), 3)
     (4.303, 0.854)
     """
+    return _reaches(share, lambda t: student_below(t, freedom))
+
+
+def power(away: float, freedom: int) -> float:
+    """The probability that zero is outside the 95 % interval if the true difference is ``away``
+    standard errors from it: that of the noncentral t distribution, beyond Student's bounds.
+
+    >>> round(power(0.0, 4), 4), round(power(2.8, 1000), 3)
+    (0.05, 0.799)
+    """
+    bound = student(1 - LEVEL / 2, freedom)
+    # An integral over s, the estimated standard error in units of the true one: its square is
+    # chi-squared / freedom. For a given s, what is left is normal. Beyond nine standard deviations
+    # of s there is nothing to add up.
+    width, pieces = 9 / math.sqrt(2 * freedom), 1000
+    start, end = max(1 - width, 0.0), 1 + width
+    constant = math.log(2 * freedom) / 2 - math.lgamma(freedom / 2)
+    total = 0.0
+    for i in range(pieces):
+        s = start + (end - start) * (i + 0.5) / pieces
+        half = freedom * s * s / 2
+        density = math.exp(constant - half + math.log(half) * (freedom - 1) / 2)
+        beyond = _normal_below(away - bound * s) + _normal_below(-away - bound * s)
+        total += density * beyond
+    return total * (end - start) / pieces
+
+
+def _normal_below(z: float) -> float:
+    return math.erfc(-z / math.sqrt(2)) / 2
+
+
+@lru_cache
+def detectable_errors(freedom: int) -> float:
+    """The true difference, in standard errors, that four of five studies show.
+
+    >>> round(detectable_errors(2), 2), round(detectable_errors(1000), 2)
+    (5.65, 2.8)
+    """
+    return _reaches(0.8, lambda away: power(away, freedom))
+
+
+def _reaches(share: float, rising: Callable[[float], float]) -> float:
+    """Where a rising function reaches a share that it has not reached at 0."""
     low, high = 0.0, 1.0
-    while student_below(high, freedom) < share:
+    while rising(high) < share:
         high *= 2
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_below(middle, freedom) < share else (low, middle)
+        low, high = (middle, high) if rising(middle) < share else (low, middle)
     return high
 
 
@@ -67,9 +110,7 @@ class Difference:
     def detectable(self) -> float | None:
         """The true difference that ``n`` pairs with this spread would show in four of five
         studies."""
-        if self.error is None:
-            return None
-        return (student(1 - LEVEL / 2, self.n - 1) + student(0.8, self.n - 1)) * self.error
+        return None if self.error is None else detectable_errors(self.n - 1) * self.error
 
     @property
     def shown(self) -> bool:
