@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from small import MATRICES, SmallModel, matrices, scaled_step, total_norm, train
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from normcontrol import AdamWN, NormControl, NormTrace, linear
 
@@ -120,6 +121,31 @@ def test_steps_that_gradscaler_skips_are_not_steps_of_a_trace(make):
         assert norms.steps == [0, 2, 4]
         traces.append((norms.norms, norms.angles, norms.classes))
     assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, AdamWN])
+def test_the_dummy_step_of_a_checkpoint_is_no_step_of_a_trace(make):
+    """An optimizer without a state gets a step with zero gradients and a learning rate of zero
+    where its state is asked for, such as before a checkpoint is loaded."""
+    model = SmallModel()
+    opt = make(model.parameters(), lr=1e-2)
+    norms = NormTrace(opt)
+    get_optimizer_state_dict(model, opt)
+    assert norms.steps == []
+    with torch.no_grad():
+        model.up.weight.mul_(3.0)  # the weights of the checkpoint
+    start = total_norm(matrices(model))
+    train(model, opt, range(2))
+    assert norms.steps == [0, 1, 2]
+    assert norms.norms[0] == pytest.approx(start, rel=1e-6)
+
+
+def test_a_warm_up_that_begins_at_a_learning_rate_of_zero_is_recorded_from_its_first_step():
+    model = SmallModel()
+    opt = torch.optim.AdamW(model.parameters(), lr=0.0)
+    norms = NormTrace(opt)
+    train(model, opt, range(2))
+    assert norms.steps == [0, 1, 2]
 
 
 def test_a_trace_records_the_norms_of_each_class_and_what_decay_leaves():

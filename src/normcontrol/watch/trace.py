@@ -25,6 +25,7 @@ from normcontrol.distributed.sharing import Sharing
 from normcontrol.groups.classes import regularised, sort_members
 from normcontrol.groups.members import CONTROL, Members
 from normcontrol.groups.outputs import as_axes, is_known, outputs_of
+from normcontrol.groups.turns import may_move
 from normcontrol.schedule import linear, trace
 from normcontrol.scope import SCOPES
 from normcontrol.warn import warn
@@ -138,14 +139,24 @@ class NormTrace:
         last = f"ratio {self.ratios[-1]:.4g}" if self.norms[0] else f"norm {self.norms[-1]:.4g}"
         return f"NormTrace({len(self.steps)} records, step {self.steps[-1]}, {last})"
 
-    def _before(self, *_: Any) -> None:
+    def _is_dummy(self, optimizer: Optimizer) -> bool:
+        """Return whether this is the step that creates a state for a checkpoint, with gradients and
+        learning rates of zero. The weights may be loaded after it."""
+        groups = optimizer.param_groups
+        params = [p for group in groups for p in group["params"]]
+        return not may_move(groups, not self.steps) and self._sharing.all_zero(params)
+
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._is_dummy(optimizer):
+            return
         if not self.steps:
             self._record()
         if self._records_angles and (self._count + 1) % self.every == 0:
             self._copies = [p.detach().clone() for p in self.params]
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        if getattr(optimizer, "found_inf", False):  # GradScaler skips this step: nothing was moved
+        skipped = getattr(optimizer, "found_inf", False)  # by GradScaler, which calls fused steps
+        if skipped or self._is_dummy(optimizer):
             self._copies = []
             return
         self._count += 1
