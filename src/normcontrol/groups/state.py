@@ -7,7 +7,7 @@ nothing about how a step is made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,13 +92,23 @@ def state_of(group: Group) -> ControlState:
 
 
 def refuse_other_entries(groups: Sequence[Group]) -> None:
-    """Refuse groups of another controller, whose settings would hold in place of new ones."""
+    """Refuse groups of another controller, or with a state that one has saved: its settings would
+    hold in place of new ones."""
     for index, group in enumerate(groups):
-        if isinstance(group.get(CONTROL), ControlState):
+        entry = group.get(CONTROL)
+        if isinstance(entry, ControlState):
             raise ValueError(
-                f"Group {index} is under norm control already ({group[CONTROL]!r}), and these "
+                f"Group {index} is under norm control already ({entry!r}), and these "
                 "settings would be used in place of the ones that are given now. Construct the "
                 f"wrapped optimizer again, or remove them first: group.pop({CONTROL!r})."
+            )
+        if isinstance(entry, Mapping) and "reference" in entry:
+            raise ValueError(
+                f"Group {index} contains a saved state of norm control, as after the wrapped "
+                "optimizer's load_state_dict. Its settings would be used in place of the ones that "
+                "are given now, and its reference norms would be lost. Construct NormControl first "
+                "and load the state into that, or remove it first: "
+                f"group.pop({CONTROL!r})."
             )
 
 
