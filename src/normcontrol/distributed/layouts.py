@@ -113,8 +113,9 @@ def _check_replaced(before: int, params: Sequence[Tensor], scope: Scope) -> None
     if before != now and not may_differ:
         raise ValueError(
             f"The optimizer was constructed with {before} norms to control in a group, and now "
-            f"finds {now}: its tensors were replaced, as ZeRO replaces them by this rank's shards. "
-            f"{ADVICE}; with flat shards, also controlled=True, and scope='global' or 'group'."
+            f"finds {now}: its tensors were replaced, as ZeRO replaces them by this rank's shards, "
+            f"or removed. {ADVICE}; with flat shards, also controlled=True, and scope='global' or "
+            "'group'. After a removal, construct the optimizer again."
         )
 
 

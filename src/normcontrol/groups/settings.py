@@ -328,7 +328,7 @@ def check_shared(groups: list[Group], indices: list[int]) -> None:
                 raise ValueError(
                     f"Groups {indices[0]} and {index} share the global norm, but have "
                     f"{name}={mine!r} and {theirs!r}. Use scope='group' in one of them, so that "
-                    "it has a norm of its own."
+                    f"it has a norm of its own, or give both the same {name}."
                 )
 
 
