@@ -82,7 +82,8 @@ class ControlState(dict[str, Any]):
 
     def __repr__(self) -> str:
         kinds = [name for name in TARGETS if self.get(name) is not None]
-        shown = ", ".join(f"{name}={self.get(name)!r}" for name in (*kinds, "rate", "scope"))
+        shown = ", ".join(f"{name}={self.get(name)}" for name in (*kinds, "rate"))
+        shown += f", scope={self.get('scope')!r}"
         return f"{shown}, step {int(self.step)}, {self.reference.numel()} reference norms"
 
 
