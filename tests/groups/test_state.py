@@ -2,6 +2,7 @@
 in the same bits as one that is not interrupted."""
 
 import copy
+import io
 import itertools
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fork_server import python
+from schedule_examples import SCHEDULES
 from small import SmallModel, train, with_eta
 
 from normcontrol import AdamWN, NormControl, cosine, linear, trace
@@ -238,3 +240,24 @@ def test_a_state_is_loaded_over_one_that_the_wrapped_optimizer_loaded():
     opt.step()
     assert int(opt.clock.step) == 2
     assert p.norm().item() == pytest.approx(2 * 3**0.5)
+
+
+@pytest.mark.parametrize("ratio", SCHEDULES, ids=repr)
+def test_groups_that_another_checkpoint_contains_are_loaded_as_plain_data(ratio):
+    """Lightning's callbacks for fine-tuning store the groups themselves."""
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=1e-2, ratio=ratio)
+    train(model, opt, range(3))
+    (group,) = opt.param_groups
+    file = io.BytesIO()
+    torch.save({name: value for name, value in group.items() if name != "params"}, file)
+    file.seek(0)
+    stored = torch.load(file, weights_only=True)
+    assert type(stored["control"]) is type(group["control"])
+    assert repr(stored["control"]) == repr(group["control"])
+    assert stored["control"]["ratio"] == ratio
+    again = AdamWN(model.parameters(), lr=1e-2, ratio=1.0)
+    again.param_groups = [{**stored, "params": again.param_groups[0]["params"]}]
+    before, after = opt.norms()["global"], again.norms()["global"]
+    assert (after.target, int(again.clock.step)) == (before.target, 3)
+    assert after.ratio.item() == pytest.approx(before.ratio.item(), rel=1e-6)

@@ -31,6 +31,7 @@ from normcontrol.groups.settings import (
 )
 from normcontrol.law import OwnLaw
 from normcontrol.mechanisms.size import Statistic, as_size
+from normcontrol.schedule import SCHEDULES
 from normcontrol.schedule_text import checked_text, from_text
 from normcontrol.scope import check_axes, parse_scope
 from normcontrol.target import TARGETS
@@ -80,11 +81,18 @@ class ControlState(dict[str, Any]):
     def reference(self) -> Tensor:
         return self["reference"]
 
+    def __reduce__(self) -> Any:
+        return ControlState, (dict(self),)  # the form that torch.load(weights_only=True) can read
+
     def __repr__(self) -> str:
         kinds = [name for name in TARGETS if self.get(name) is not None]
         shown = ", ".join(f"{name}={self.get(name)}" for name in (*kinds, "rate"))
         shown += f", scope={self.get('scope')!r}"
         return f"{shown}, step {int(self.step)}, {self.reference.numel()} reference norms"
+
+
+# Frameworks store groups themselves, as Lightning's callbacks for fine-tuning do.
+torch.serialization.add_safe_globals([ControlState, *SCHEDULES.values()])
 
 
 def state_of(group: Group) -> ControlState:
