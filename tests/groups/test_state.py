@@ -261,3 +261,22 @@ def test_groups_that_another_checkpoint_contains_are_loaded_as_plain_data(ratio)
     before, after = opt.norms()["global"], again.norms()["global"]
     assert (after.target, int(again.clock.step)) == (before.target, 3)
     assert after.ratio.item() == pytest.approx(before.ratio.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"law": "integral", "rate": 1.0}, {"start": "inflection"}])
+def test_a_state_without_norm_control_is_loaded_as_by_a_new_optimizer(settings):
+    """What a law or a start remembered of the steps before belongs to other weights."""
+    first = SmallModel()
+    adamw = torch.optim.AdamW(first.parameters(), lr=1e-2)
+    train(first, adamw, range(2))
+    models, runs = [copy.deepcopy(first) for _ in range(2)], []
+    for model in models:
+        runs.append(AdamWN(model.parameters(), lr=1e-2, ratio=0.5, scope="tensor", **settings))
+    train(models[0], runs[0], range(2, 5))
+    runs[0].param_groups[0]["control"]["memory"][4:] = 1.0  # as after an inflection
+    models[0].load_state_dict(first.state_dict())
+    for model, opt in zip(models, runs, strict=True):
+        with pytest.warns(UserWarning, match="no reference norms"):
+            opt.load_state_dict(copy.deepcopy(adamw.state_dict()))
+        train(model, opt, range(5, 8))
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))

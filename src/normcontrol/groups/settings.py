@@ -62,7 +62,10 @@ DEFAULTS: dict[str, Any] = {
 RELATIVE = ("ratio", "hold")
 """The kinds of target that refer to the reference norm."""
 
-STATE_NAMES = ("step", "reference", "first_lr", "memory", "scales", "vectors")
+MEMORIES = ("memory", "scales", "vectors")
+"""What is remembered of the steps that were made."""
+
+STATE_NAMES = ("step", "reference", "first_lr", *MEMORIES)
 """What ``group["control"]`` contains beside the settings; see :class:`ControlState`."""
 
 FIXED = ("scope", "controlled", "size", "start")

@@ -19,6 +19,7 @@ from normcontrol.groups.members import CONTROL, controlled_params
 from normcontrol.groups.moments import check_saved_moments
 from normcontrol.groups.settings import (
     DEFAULTS,
+    MEMORIES,
     STATE_NAMES,
     STEP_LENGTHS,
     Group,
@@ -314,9 +315,12 @@ def restored(index: int, given: Group, live: Group) -> Group:
 def adapted(given: Group, live: Group) -> Group:
     """Return a group that was saved without norm control, with the live group's settings.
 
-    A decay in the saved group is dropped: the controller replaces it.
+    A decay in the saved group is dropped: the controller replaces it. So is what the live group
+    remembers of its steps.
     """
-    return {**given, **{key: live[key] for key in (CONTROL, "weight_decay") if key in live}}
+    control = {name: x for name, x in live[CONTROL].items() if name not in MEMORIES}
+    ours = {key: live[key] for key in ("weight_decay",) if key in live}
+    return {**given, **ours, CONTROL: ControlState(control)}
 
 
 def _plain(name: str, value: Any) -> Any:
