@@ -265,6 +265,7 @@ class NormControl(Wrapper):
         self._hand_over()
         return saved_state(super().pack())
 
+    @torch.inference_mode(False)  # steps write what it makes
     def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
         before = self.param_groups

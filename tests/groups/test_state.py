@@ -280,3 +280,17 @@ def test_a_state_without_norm_control_is_loaded_as_by_a_new_optimizer(settings):
             opt.load_state_dict(copy.deepcopy(adamw.state_dict()))
         train(model, opt, range(5, 8))
     assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_state_is_loaded_in_inference_mode_as_by_adamw(foreign):
+    """The controller's step counter was made there, and could not be counted up later."""
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=1e-2, ratio=1.0)
+    theirs = torch.optim.AdamW(model.parameters(), lr=1e-2) if foreign else opt
+    train(model, theirs, range(2))
+    state = copy.deepcopy(theirs.state_dict())
+    with torch.inference_mode():
+        opt.load_state_dict(state)
+    train(model, opt, range(2, 4))
+    assert int(opt.clock.step) == 2 + 2 * (not foreign)
