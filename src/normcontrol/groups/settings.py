@@ -305,8 +305,8 @@ def check_references(
     has_zero = len(reference) > 0 and not bool((reference > 0).all())
     if scope.joint or target_kind(settings) not in RELATIVE or not has_zero:
         return
-    if settings["start"] == EVERY_STEP and settings["relative_step"] is None:
-        return  # the reference is zero at the first step only
+    if settings["start"] and settings["relative_step"] is None:
+        return  # the norm of a later step replaces it
     pieces = reference.split(scope.sizes(params))
     for name, p, parts in zip(names, params, pieces, strict=True):
         zeros = int((~(parts > 0)).sum())
