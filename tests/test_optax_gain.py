@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import optax
 import pytest
@@ -116,6 +117,25 @@ def test_told_nothing_torch_and_jax_hold_the_same_norms(start, scope):
     joint = math.sqrt(sum(norm**2 for norm in theirs))
     expected = max(start, 0.8) * math.sqrt(sum(w.shape[0] for w in matrices(model)))
     assert scope == "tensor" or joint == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_told_nothing_an_array_that_starts_at_zero_does_not_raise_the_norm_of_the_others(compiled):
+    """An adapter: torch leaves the outputs of its second factor out of the gain too."""
+    first, second = torch.randn(8, 64) / 100, torch.zeros(1024, 8)
+    opt = AdamWN([torch.nn.Parameter(first), torch.nn.Parameter(second)])
+    params = {"first": jnp.asarray(first.T), "second": jnp.asarray(second.T)}
+    tx = adamwn(1e-3, rate=0.1)
+    init, update = (jax.jit(f) if compiled else f for f in (tx.init, tx.update))
+    state = init(params)
+    expected = 0.8 * math.sqrt(8)
+    assert opt.norms()["global"].target.item() == pytest.approx(expected)
+    for _ in range(2):
+        assert float(norms(state)[0].target) == pytest.approx(expected)
+        updates, state = update(
+            {"first": first.T.numpy(), "second": params["second"] + 1}, state, params
+        )
+        params = optax.apply_updates(params, updates)
 
 
 def test_told_nothing_arrays_of_unknown_outputs_keep_their_norm():

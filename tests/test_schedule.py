@@ -138,6 +138,17 @@ def test_a_schedule_can_be_plotted_before_training(schedule):
     matplotlib.pyplot.close("all")
 
 
+def test_a_trace_is_printed_in_a_few_words_where_its_numbers_are_not_asked_for():
+    """A recorded curve has thousands of points, and the report had all of them in one line."""
+    ratio, words = trace([1 + i / 4000 for i in range(4001)]), "trace of 4001 points from 1 to 2"
+    assert str(ratio) == words
+    opt = AdamWN([torch.nn.Parameter(torch.ones(3, 3))], ratio=ratio)
+    assert f"scope global, ratio {words}, rate 0.1," in opt.report()
+    assert repr(opt.param_groups[0]["control"]).startswith(f"ratio={words}, rate=0.1, scope='glo")
+    with pytest.raises(ValueError, match=f"rate={words} takes the value 1.00025: a"):
+        AdamWN([torch.nn.Parameter(torch.ones(3, 3))], rate=ratio)
+
+
 def test_a_plot_without_matplotlib_is_an_error_with_advice(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ModuleNotFoundError, match=r"plot needs matplotlib.*'normcontrol\[plot\]'"):

@@ -303,6 +303,48 @@ def test_an_optimizer_is_not_wrapped_twice():
     assert NormControl(sgd, ratio=2.0).norms()["global"].target == 6
 
 
+@pytest.mark.parametrize("saved", ["with control", "without"])
+def test_after_the_wrapped_optimizer_has_loaded_a_plain_state_ours_can_be_loaded(saved):
+    """It is what the error says to do."""
+    p = nn.Parameter(torch.ones(3, 3))
+    sgd = torch.optim.SGD([p], lr=0.1)
+    plain = copy.deepcopy(sgd.state_dict())
+    opt = NormControl(sgd, ratio=linear(1, 2, steps=2), rate=1.0)
+    p.grad = torch.zeros_like(p)
+    opt.step()
+    controlled = copy.deepcopy(opt.state_dict())
+    sgd.load_state_dict(plain)
+    with pytest.raises(ValueError, match="Load the state into this optimizer instead"):
+        opt.step()
+    if saved == "without":
+        with pytest.warns(UserWarning, match="no reference norms"):
+            opt.load_state_dict(plain)
+    else:
+        opt.load_state_dict(controlled)
+    opt.step()
+    # The second step of the ramp; or the first one, from the norm of 4.5 that the weights had.
+    assert total_norm([p]) == pytest.approx({"with control": 6.0, "without": 6.75}[saved])
+
+
+def test_an_optimizer_that_loaded_a_state_of_norm_control_is_not_wrapped():
+    """The saved settings held in place of the new ones, and the schedules started again."""
+    p = nn.Parameter(torch.ones(3, 3))
+    saved = NormControl(torch.optim.SGD([p], lr=0.1), ratio=linear(1, 2, steps=9)).state_dict()
+    sgd = torch.optim.SGD([p], lr=0.1)
+    sgd.load_state_dict(saved)
+    sentence = (
+        r"Group 0 contains a saved state of norm control, .*Construct NormControl first.* and load "
+        r"the state into that, or remove it first: group.pop\('control'\)"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        NormControl(sgd, ratio=3.0)
+    sgd.param_groups[0].pop("control")
+    opt = NormControl(sgd, ratio=3.0)
+    assert opt.norms()["global"].target == 9
+    opt.load_state_dict(saved)
+    assert opt.param_groups[0]["control"]["ratio"] == linear(1, 2, steps=9)
+
+
 def test_what_follows_several_learning_rates_is_named():
     params = [nn.Parameter(torch.ones(3, 3)) for _ in range(2)]
     sgd = torch.optim.SGD([{"params": [p], "lr": i + 0.1} for i, p in enumerate(params)])

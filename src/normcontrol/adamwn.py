@@ -152,8 +152,9 @@ class AdamWN(NormControl):
         """What runs the step: the Triton kernels, or torch's own implementation and why."""
         if self.stepper.reason is None:
             return "Triton kernels"
-        defaults = self.optimizer.defaults
-        chosen = next((name for name in ("fused", "foreach") if defaults.get(name)), "default")
+        groups = [group for group in self.param_groups if group["params"]]  # as they were loaded
+        kinds = [next((k for k in ("fused", "foreach") if g.get(k)), "default") for g in groups]
+        chosen = " and ".join(dict.fromkeys(kinds)) or "default"
         return f"torch's {chosen} implementation, since {self.stepper.reason}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

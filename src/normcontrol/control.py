@@ -265,10 +265,12 @@ class NormControl(Wrapper):
         self._hand_over()
         return saved_state(super().pack())
 
+    @torch.inference_mode(False)  # steps write what it makes
     def unpack(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
         before = self.param_groups
         with unchanged_on_error(before):
+            changes.put_entries_back(before, self._layout)
             if changes.has_entries(before) and self._has_changed():
                 # The state must fit the tensors as they are now.
                 measure_references(before, self._find_sharing())

@@ -70,7 +70,7 @@ class Schedule:
             ) from None
         axes = ax if ax is not None else plt.subplots(figsize=(5, 3))[1]
         grid = sorted({round(i * steps / 400) for i in range(401)})
-        style.setdefault("label", repr(self))
+        style.setdefault("label", str(self))
         axes.plot(grid, [self(step) for step in grid], **style)
         axes.set_xlabel("step")
         return axes
@@ -294,6 +294,10 @@ class trace(Schedule):
     def __repr__(self) -> str:
         return f"trace({list(self.values)!r}, steps={list(self.steps)!r})"
 
+    def __str__(self) -> str:
+        ends = f"from {self.values[0]:.4g} to {self.values[-1]:.4g}"
+        return f"trace of {len(self.values)} points {ends}"
+
     def __reduce__(self) -> Any:
         return trace, (self.values, self.steps)
 
@@ -475,4 +479,4 @@ def check_range(name: str, schedule: float | Schedule, low: float, high: float, 
         values = [schedule]
     for value in values:
         if not low <= value <= high:
-            raise ValueError(f"{name}={schedule!r} takes the value {value:g}: {why}")
+            raise ValueError(f"{name}={schedule} takes the value {value:g}: {why}")

@@ -31,6 +31,13 @@ def test_classes_are_formed_by_name_without_numbers_shape_and_group():
     )
 
 
+def test_frozen_tensors_are_in_no_class_of_a_model_nor_of_an_optimizer():
+    model = SmallModel()
+    model.up.weight.requires_grad_(False)
+    for weights in (model, torch.optim.AdamW(model.named_parameters())):
+        assert [c.name for c in classes_of(weights)] == ["embed.weight", "down.weight"]
+
+
 def test_a_tied_embedding_that_the_model_does_not_show_must_be_named():
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4))
     assert not any(c.tied for c in classes_of(model))

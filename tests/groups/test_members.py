@@ -369,7 +369,8 @@ def test_groups_that_share_the_global_norm_have_one_target():
     ]
     with pytest.raises(
         ValueError,
-        match=r"Groups 0 and 1 share the global norm, but have ratio=2\.0 and 3\.0\. Use scope='group' in one",
+        match=r"Groups 0 and 1 share the global norm, but have ratio=2\.0 and 3\.0\. Use scope='group' in "
+        r"one of them, so that it has a norm of its own, or give both the same ratio\.",
     ):
         AdamWN(groups, ratio=2.0)
 

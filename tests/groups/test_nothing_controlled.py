@@ -36,6 +36,17 @@ def test_an_optimizer_that_controls_nothing_warns_and_makes_its_own_steps(make):
     assert torch.equal(p, other)
 
 
+def test_the_advice_can_be_followed_after_steps_too():
+    """``controlled`` is fixed then, because the references were measured with it."""
+    advice = "unfreeze them, or construct the optimizer with controlled=True in their group"
+    with pytest.warns(UserWarning, match=advice):
+        opt = AdamWN([Parameter(torch.ones(3))])
+    opt.step()
+    assert advice in opt.report()
+    opt = AdamWN([{"params": opt.param_groups[0]["params"], "controlled": True}])
+    assert opt.report().startswith("AdamWN: 1 of 1 tensors controlled")
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_frozen_tensors_are_controlled_from_the_step_at_which_they_are_unfrozen(fused):
     p = Parameter(torch.eye(3), requires_grad=False)

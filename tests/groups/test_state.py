@@ -2,6 +2,7 @@
 in the same bits as one that is not interrupted."""
 
 import copy
+import io
 import itertools
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from fork_server import python
+from schedule_examples import SCHEDULES
 from small import SmallModel, train, with_eta
 
 from normcontrol import AdamWN, NormControl, cosine, linear, trace
@@ -238,3 +240,57 @@ def test_a_state_is_loaded_over_one_that_the_wrapped_optimizer_loaded():
     opt.step()
     assert int(opt.clock.step) == 2
     assert p.norm().item() == pytest.approx(2 * 3**0.5)
+
+
+@pytest.mark.parametrize("ratio", SCHEDULES, ids=repr)
+def test_groups_that_another_checkpoint_contains_are_loaded_as_plain_data(ratio):
+    """Lightning's callbacks for fine-tuning store the groups themselves."""
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=1e-2, ratio=ratio)
+    train(model, opt, range(3))
+    (group,) = opt.param_groups
+    file = io.BytesIO()
+    torch.save({name: value for name, value in group.items() if name != "params"}, file)
+    file.seek(0)
+    stored = torch.load(file, weights_only=True)
+    assert type(stored["control"]) is type(group["control"])
+    assert repr(stored["control"]) == repr(group["control"])
+    assert stored["control"]["ratio"] == ratio
+    again = AdamWN(model.parameters(), lr=1e-2, ratio=1.0)
+    again.param_groups = [{**stored, "params": again.param_groups[0]["params"]}]
+    before, after = opt.norms()["global"], again.norms()["global"]
+    assert (after.target, int(again.clock.step)) == (before.target, 3)
+    assert after.ratio.item() == pytest.approx(before.ratio.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"law": "integral", "rate": 1.0}, {"start": "inflection"}])
+def test_a_state_without_norm_control_is_loaded_as_by_a_new_optimizer(settings):
+    """What a law or a start remembered of the steps before belongs to other weights."""
+    first = SmallModel()
+    adamw = torch.optim.AdamW(first.parameters(), lr=1e-2)
+    train(first, adamw, range(2))
+    models, runs = [copy.deepcopy(first) for _ in range(2)], []
+    for model in models:
+        runs.append(AdamWN(model.parameters(), lr=1e-2, ratio=0.5, scope="tensor", **settings))
+    train(models[0], runs[0], range(2, 5))
+    runs[0].param_groups[0]["control"]["memory"][4:] = 1.0  # as after an inflection
+    models[0].load_state_dict(first.state_dict())
+    for model, opt in zip(models, runs, strict=True):
+        with pytest.warns(UserWarning, match="no reference norms"):
+            opt.load_state_dict(copy.deepcopy(adamw.state_dict()))
+        train(model, opt, range(5, 8))
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_state_is_loaded_in_inference_mode_as_by_adamw(foreign):
+    """The controller's step counter was made there, and could not be counted up later."""
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), lr=1e-2, ratio=1.0)
+    theirs = torch.optim.AdamW(model.parameters(), lr=1e-2) if foreign else opt
+    train(model, theirs, range(2))
+    state = copy.deepcopy(theirs.state_dict())
+    with torch.inference_mode():
+        opt.load_state_dict(state)
+    train(model, opt, range(2, 4))
+    assert int(opt.clock.step) == 2 + 2 * (not foreign)

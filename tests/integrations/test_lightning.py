@@ -15,7 +15,7 @@ pytest.importorskip("lightning")
 
 from lightning import Fabric
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from normcontrol import AdamWN, NormControl, linear
@@ -195,3 +195,39 @@ def test_two_processes_have_the_same_norm_and_resume(loop, tmp_path):
     assert one == two
     assert len(one) == STEPS
     assert run(loop, 2, str(tmp_path), True, **CPU) == [one[4:], one[4:]]
+
+
+class Unfreezing(BaseFinetuning):
+    """Trains one layer from the second epoch on, in a group of its own."""
+
+    def freeze_before_training(self, learner):
+        self.freeze(learner.model.up)
+
+    def finetune_function(self, learner, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(learner.model.up, optimizer, lr=1e-3)
+
+
+class Beginner(Learner):
+    def configure_optimizers(self):
+        trained = [p for p in self.parameters() if p.requires_grad]
+        return AdamWN(trained, lr=1e-2, ratio=linear(1, 1.5, steps=STEPS), rate=0.5)
+
+
+def test_a_run_that_unfreezes_layers_is_resumed(tmp_path):
+    """The callback stores the groups in its own state, which torch.load reads as plain data."""
+
+    def run_of(epochs, checkpoint=None):
+        options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = Trainer(max_epochs=epochs, callbacks=[Unfreezing()], accelerator="cpu", **options)
+        trainer.fit(Beginner(), [0] * 4, ckpt_path=checkpoint)
+        return trainer
+
+    first = run_of(2)
+    first.save_checkpoint(tmp_path / "2.ckpt")
+    second = run_of(3, tmp_path / "2.ckpt")
+    groups, again = (trainer.optimizers[0].param_groups for trainer in (first, second))
+    assert [g["control"].reference.tolist() for g in again] == [
+        g["control"].reference.tolist() for g in groups
+    ]
+    assert [int(g["control"].step) for g in again] == [12, 12]

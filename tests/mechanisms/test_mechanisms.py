@@ -207,3 +207,23 @@ def test_a_skipped_step_is_not_sampled_again_by_an_inflection(monkeypatch):
         assert int(control["step"]) == 8
         assert not control["memory"][-1].any()
         assert p.detach().norm().item() == pytest.approx(2 * 1.2**8)
+
+
+@pytest.mark.parametrize("start", [2, "inflection"])
+@pytest.mark.parametrize("scope", ["tensor", "row"])
+def test_weights_that_start_at_zero_may_have_a_reference_of_a_later_step(scope, start):
+    """As LAWN and CPR with a warm start have it, of models with layers that start at zero."""
+    p = torch.nn.Parameter(torch.zeros(3, 4))
+    sgd = torch.optim.SGD([p], lr=1.0)
+    opt = NormControl(sgd, ratio=1.0, rate=1.0, scope=scope, start=start)
+    for _ in range(4):
+        p.grad = -torch.ones_like(p)
+        opt.step()
+    opt.load_state_dict(opt.state_dict())
+    kept = 2.0 if start == 2 else 4.0  # the inflection has not come
+    assert torch.allclose(p, torch.full_like(p, kept))
+    with pytest.raises(ValueError, match="initial norm of zero"):  # no step would have a length
+        NormControl(
+            torch.optim.SGD([torch.nn.Parameter(torch.zeros(3, 4))], lr=1.0),
+            **{"ratio": 1.0, "scope": scope, "start": start, "relative_step": 0.1},
+        )

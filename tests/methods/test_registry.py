@@ -73,6 +73,11 @@ def test_a_method_that_is_not_known_is_refused_with_advice():
         methods.find("cpr-ki")
 
 
+def test_parameters_in_place_of_a_model_are_refused():
+    with pytest.raises(TypeError, match=r"looks at the modules of a model, but got a generator"):
+        hidden(nn.Linear(4, 4).parameters())
+
+
 def test_a_model_without_hidden_matrices_is_refused():
     with pytest.raises(ValueError, match="No matrix of the model counts as hidden"):
         hidden(nn.Embedding(4, 4))

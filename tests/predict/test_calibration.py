@@ -207,6 +207,13 @@ def test_constants_that_cannot_be_used_are_refused(call, sentence):
         call()
 
 
+@pytest.mark.parametrize("given", ["adamw.json", torch.optim.AdamW(SmallModel().parameters())])
+def test_what_is_no_trace_is_refused(given):
+    sentence = rf"calibrate got a {type(given).__name__}, .*Give one, or NormTrace.load\(path\)"
+    with pytest.raises(TypeError, match=sentence):
+        predict.calibrate(given)
+
+
 def test_traces_without_anything_to_calibrate_on_are_refused():
     model = SmallModel()
     with pytest.raises(

@@ -270,6 +270,34 @@ def test_what_cannot_be_predicted_is_refused_with_the_reason(call, sentence):
         call()
 
 
+def test_the_first_group_of_an_optimizer_need_not_be_regularised():
+    """As timm's, whose first group has no decay: the run was said to have 0 steps."""
+    model = SmallModel()
+    rest = [p for p in model.parameters() if p.dim() < 2]
+    decayed = {"params": [model.up.weight], "weight_decay": 0.1}
+    adamw = torch.optim.AdamW([{"params": rest, "weight_decay": 0.0}, decayed], lr=0.01)
+    alone = torch.optim.AdamW([decayed], lr=0.01)
+    found, expected = (predict.adamw(o, steps=100) for o in (adamw, alone))
+    assert found.steps == 100
+    assert found.ratios == expected.ratios
+    assert found.final() == expected.final() == linear(1.0, expected.ratio, steps=5)
+    found, expected = (predict.decay_for(o, 1.0, steps=100) for o in (adamw, alone))
+    assert found == expected
+
+
+@pytest.mark.parametrize("method", [predict.adamw, predict.adamc])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_group_with_a_learning_rate_of_zero_keeps_its_norm(method, scheduled):
+    model = SmallModel()
+    groups = [{"params": [model.up.weight], "lr": 0.0}, {"params": [model.down.weight]}]
+    adamw = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
+    lr = LambdaLR(adamw, lambda i: 1.0) if scheduled else None
+    still, moved = method(adamw, lr, steps=100).classes
+    assert still.ratio == pytest.approx(1.0, rel=1e-12)
+    alone = method(torch.optim.AdamW(groups[1:], lr=0.01, weight_decay=0.1), steps=100)
+    assert moved.ratio == pytest.approx(alone.ratio, rel=1e-12)
+
+
 def test_a_constant_of_a_class_that_is_no_constant_is_refused():
     with pytest.raises(
         TypeError, match=r"The constant of .* is 1.0, which is no Constant. Give wh"

@@ -152,6 +152,15 @@ def test_a_ratio_may_be_given_as_for_adamwn(ratio):
     assert recipes.adamw(CLASSES, 1e-3, ratio=ratio, **same) == as_number
 
 
+@pytest.mark.parametrize("convert", [recipes.adamwn, recipes.adamc, recipes.adamh])
+def test_a_model_in_place_of_a_prediction_is_refused(convert):
+    sentence = (
+        r"A recipe converts a prediction, but got a SmallModel. Give what predict.adamw\(.*\)"
+    )
+    with pytest.raises(TypeError, match=sentence):
+        convert(SmallModel())
+
+
 def test_a_recipe_has_the_doubts_of_its_prediction():
     with pytest.warns(UserWarning, match="tied to the head"):
         short = predict.adamw(SmallModel(), 1e-2, 0.1, steps=100)

@@ -236,3 +236,17 @@ def test_tensors_of_the_same_name_have_names_of_their_own():
     found = [(row.split("  ")[0], float(row.split()[-1])) for row in rows]
     assert found == [*zip(names, (3.0, 6.0, 12.0), strict=True)]
     assert len(values(opt)) == 9
+
+
+def test_the_report_names_the_implementation_that_a_loaded_state_brought():
+    """A state contains ``fused``, as torch's does, and the one that is loaded replaces ours."""
+    model = SmallModel()
+    adamw = torch.optim.AdamW(model.parameters())
+    train(model, adamw, range(2))
+    opt = AdamWN(model.parameters(), fused=True)
+    assert "the step runs in torch's fused implementation" in opt.report()
+    with pytest.warns(UserWarning, match="no reference norms"):
+        opt.load_state_dict(adamw.state_dict())
+    assert "the step runs in torch's default implementation" in opt.report()
+    opt.param_groups[0]["fused"] = True
+    assert "the step runs in torch's fused implementation" in opt.report()

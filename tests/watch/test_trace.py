@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 
@@ -82,6 +83,37 @@ def test_a_trace_records_the_weights_that_adamwn_would_control():
     adamw.step()
     assert norms.norms[0] == pytest.approx(opt.norms()["global"].norm.item(), rel=1e-12)
     assert norms.norms[0] == pytest.approx(total_norm(decayed), rel=1e-6)
+
+
+def test_a_trace_leaves_frozen_tensors_out_as_adamwn_does():
+    """Their norm does not change, so the recorded ratios were too close to 1 for the others."""
+    model = SmallModel()
+    model.embed.weight.requires_grad_(False)
+    adamw = torch.optim.AdamW(model.named_parameters(), lr=1e-2, weight_decay=0.1)
+    opt = AdamWN(copy.deepcopy(model).parameters())
+    norms = NormTrace(adamw)
+    train(model, adamw, range(3))
+    assert norms.norms[0] == pytest.approx(opt.norms()["global"].norm.item(), rel=1e-12)
+    assert norms.norms[-1] == pytest.approx(total_norm(matrices(model)[1:]), rel=1e-6)
+    assert list(norms.classes) == MATRICES[1:]
+
+
+def test_a_trace_says_once_that_tensors_were_frozen_or_unfrozen():
+    first, second = (torch.nn.Parameter(torch.eye(2)) for _ in range(2))
+    second.requires_grad_(False)
+    opt = torch.optim.AdamW([first, second, torch.nn.Parameter(torch.ones(2))], lr=0.0)
+    norms = NormTrace(opt)
+    opt.step()
+    second.requires_grad_(True)
+    with pytest.warns(UserWarning, match="1 tensors that were frozen when this trace was made are"):
+        opt.step()
+    first.requires_grad_(False)
+    with pytest.warns(UserWarning, match="1 of the 1 tensors that this trace .* a new NormTrace"):
+        opt.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+    assert norms.norms == [2**0.5] * 5
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,12 @@ def has_entries(groups: Sequence[Group]) -> bool:
     return all(isinstance(group.get(CONTROL), ControlState) for group in groups)
 
 
+def put_entries_back(groups: Sequence[Group], layout: Layout) -> None:
+    """Put the entries of the controller back into groups that were replaced by ones without."""
+    for group, old in zip(groups, layout.groups, strict=False):
+        group.setdefault(CONTROL, old.control)
+
+
 def new_groups(groups: Sequence[Group]) -> list[int]:
     """Return the indices of the groups that were appended by hand.
 

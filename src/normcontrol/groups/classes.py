@@ -109,9 +109,10 @@ def sort_members(members: Sequence[Members]) -> list[tuple[str, int, list[int]]]
     ]
 
 
-def regularised(optimizer: Optimizer) -> list[Members]:
+def regularised(optimizer: Optimizer, trained: bool = True) -> list[Members]:
     """The tensors of every group that the optimizer regularises: those that AdamWN would
-    control."""
+    control. No optimizer moves frozen ones: they are left out, or returned alone with
+    ``trained=False``."""
     marks = marks_of_decay(optimizer.param_groups)
     groups = [
         {"controlled": mark, **group}
@@ -119,7 +120,11 @@ def regularised(optimizer: Optimizer) -> list[Members]:
     ]
     members = members_of(groups)
     refuse_flat_shards(groups, members)
-    return members
+    found = []
+    for names, params in members:
+        kept = [i for i, p in enumerate(params) if p.requires_grad is trained]
+        found.append(Members([names[i] for i in kept], [params[i] for i in kept]))
+    return found
 
 
 def classes_of(

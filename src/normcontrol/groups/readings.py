@@ -19,8 +19,8 @@ from normcontrol.schedule import Schedule
 
 NOTHING_CONTROLLED = (
     "Nothing is controlled now: no trained tensor has two or more dimensions or is in a group with "
-    "controlled=True. The optimizer makes its own steps. To control tensors, unfreeze them, or set "
-    "controlled=True in their group."
+    "controlled=True. The optimizer makes its own steps. To control tensors, unfreeze them, or "
+    "construct the optimizer with controlled=True in their group."
 )
 
 

@@ -244,7 +244,7 @@ class WeightSet:
             number = value
         if not 0.0 <= number <= most:
             raise ValueError(
-                f"{name}={given!r} is {number:g} at step {clock.calls}: it must stay within "
+                f"{name}={given} is {number:g} at step {clock.calls}: it must stay within "
                 f"[0, {most:g}]. Correct the schedule; this step was not made."
             )
         return value

@@ -62,7 +62,10 @@ DEFAULTS: dict[str, Any] = {
 RELATIVE = ("ratio", "hold")
 """The kinds of target that refer to the reference norm."""
 
-STATE_NAMES = ("step", "reference", "first_lr", "memory", "scales", "vectors")
+MEMORIES = ("memory", "scales", "vectors")
+"""What is remembered of the steps that were made."""
+
+STATE_NAMES = ("step", "reference", "first_lr", *MEMORIES)
 """What ``group["control"]`` contains beside the settings; see :class:`ControlState`."""
 
 FIXED = ("scope", "controlled", "size", "start")
@@ -302,8 +305,8 @@ def check_references(
     has_zero = len(reference) > 0 and not bool((reference > 0).all())
     if scope.joint or target_kind(settings) not in RELATIVE or not has_zero:
         return
-    if settings["start"] == EVERY_STEP and settings["relative_step"] is None:
-        return  # the reference is zero at the first step only
+    if settings["start"] and settings["relative_step"] is None:
+        return  # the norm of a later step replaces it
     pieces = reference.split(scope.sizes(params))
     for name, p, parts in zip(names, params, pieces, strict=True):
         zeros = int((~(parts > 0)).sum())
@@ -328,7 +331,7 @@ def check_shared(groups: list[Group], indices: list[int]) -> None:
                 raise ValueError(
                     f"Groups {indices[0]} and {index} share the global norm, but have "
                     f"{name}={mine!r} and {theirs!r}. Use scope='group' in one of them, so that "
-                    "it has a norm of its own."
+                    f"it has a norm of its own, or give both the same {name}."
                 )
 
 

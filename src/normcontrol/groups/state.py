@@ -7,7 +7,7 @@ nothing about how a step is made.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from normcontrol.groups.members import CONTROL, controlled_params
 from normcontrol.groups.moments import check_saved_moments
 from normcontrol.groups.settings import (
     DEFAULTS,
+    MEMORIES,
     STATE_NAMES,
     STEP_LENGTHS,
     Group,
@@ -31,6 +32,7 @@ from normcontrol.groups.settings import (
 )
 from normcontrol.law import OwnLaw
 from normcontrol.mechanisms.size import Statistic, as_size
+from normcontrol.schedule import SCHEDULES
 from normcontrol.schedule_text import checked_text, from_text
 from normcontrol.scope import check_axes, parse_scope
 from normcontrol.target import TARGETS
@@ -80,10 +82,18 @@ class ControlState(dict[str, Any]):
     def reference(self) -> Tensor:
         return self["reference"]
 
+    def __reduce__(self) -> Any:
+        return ControlState, (dict(self),)  # the form that torch.load(weights_only=True) can read
+
     def __repr__(self) -> str:
         kinds = [name for name in TARGETS if self.get(name) is not None]
-        shown = ", ".join(f"{name}={self.get(name)!r}" for name in (*kinds, "rate", "scope"))
+        shown = ", ".join(f"{name}={self.get(name)}" for name in (*kinds, "rate"))
+        shown += f", scope={self.get('scope')!r}"
         return f"{shown}, step {int(self.step)}, {self.reference.numel()} reference norms"
+
+
+# Frameworks store groups themselves, as Lightning's callbacks for fine-tuning do.
+torch.serialization.add_safe_globals([ControlState, *SCHEDULES.values()])
 
 
 def state_of(group: Group) -> ControlState:
@@ -92,13 +102,23 @@ def state_of(group: Group) -> ControlState:
 
 
 def refuse_other_entries(groups: Sequence[Group]) -> None:
-    """Refuse groups of another controller, whose settings would hold in place of new ones."""
+    """Refuse groups of another controller, or with a state that one has saved: its settings would
+    hold in place of new ones."""
     for index, group in enumerate(groups):
-        if isinstance(group.get(CONTROL), ControlState):
+        entry = group.get(CONTROL)
+        if isinstance(entry, ControlState):
             raise ValueError(
-                f"Group {index} is under norm control already ({group[CONTROL]!r}), and these "
+                f"Group {index} is under norm control already ({entry!r}), and these "
                 "settings would be used in place of the ones that are given now. Construct the "
                 f"wrapped optimizer again, or remove them first: group.pop({CONTROL!r})."
+            )
+        if isinstance(entry, Mapping) and "reference" in entry:
+            raise ValueError(
+                f"Group {index} contains a saved state of norm control, as after the wrapped "
+                "optimizer's load_state_dict. Its settings would be used in place of the ones that "
+                "are given now, and its reference norms would be lost. Construct NormControl first "
+                "and load the state into that, or remove it first: "
+                f"group.pop({CONTROL!r})."
             )
 
 
@@ -295,9 +315,12 @@ def restored(index: int, given: Group, live: Group) -> Group:
 def adapted(given: Group, live: Group) -> Group:
     """Return a group that was saved without norm control, with the live group's settings.
 
-    A decay in the saved group is dropped: the controller replaces it.
+    A decay in the saved group is dropped: the controller replaces it. So is what the live group
+    remembers of its steps.
     """
-    return {**given, **{key: live[key] for key in (CONTROL, "weight_decay") if key in live}}
+    control = {name: x for name, x in live[CONTROL].items() if name not in MEMORIES}
+    ours = {key: live[key] for key in ("weight_decay",) if key in live}
+    return {**given, **ours, CONTROL: ControlState(control)}
 
 
 def _plain(name: str, value: Any) -> Any:

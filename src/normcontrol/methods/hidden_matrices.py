@@ -32,6 +32,11 @@ def hidden(
     >>> [[name for name, _ in group["params"]] for group in hidden(model)]
     [['fc.weight'], ['wte.weight', 'fc.bias', 'lm_head.weight', 'lm_head.bias']]
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "hidden looks at the modules of a model, but got a "
+            f"{type(model).__name__}. Give the model itself, as in adamh(hidden(model))."
+        )
     embeddings = {
         p
         for module in model.modules()

@@ -29,6 +29,7 @@ class NormControlState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # tuples have a method count; optax uses the name
     norm0: jax.Array  # the initial norm, ||theta_0||
+    unit: jax.Array  # what the scheduled target is a multiple of: norm0 for a ratio
     norm: jax.Array  # norm, target and scale are those of the last update
     target: jax.Array
     scale: jax.Array
@@ -132,11 +133,11 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
     if settings.kind in RELATIVE:
         check_reference(norm0, scope, selected.names, selected.arrays)
     outputs = _outputs(settings, selected)
-    unit = reference(settings.kind, norm0, scope, selected.arrays, outputs)
+    # Adding 0 makes another array: a buffer that occurs twice in a state cannot be donated.
+    unit = reference(settings.kind, norm0, scope, selected.arrays, outputs) + 0
     target = value_at(settings.level, 0) * unit
-    # norm0 + 0 is a second array: a buffer that occurs twice in a state cannot be donated.
     return NormControlState(
-        jnp.zeros([], jnp.int32), norm0, norm0 + 0, target, jnp.ones_like(norm0)
+        jnp.zeros([], jnp.int32), norm0, unit, norm0 + 0, target, jnp.ones_like(norm0)
     )
 
 
@@ -167,10 +168,9 @@ def _controlled(
     if order == "after":
         thetas = [theta + move for theta, move in zip(thetas, moves, strict=True)]
 
-    unit = reference(kind, state.norm0, scope, weights, _outputs(settings, selected))
     norm = measure(thetas, scope)  #                          ||theta_t||
     _check_state(state, norm)
-    target = value_at(level, count) * unit  #                 r_t ||theta_0||
+    target = value_at(level, count) * state.unit  #           r_t ||theta_0||
     scale = law(norm, target, value_at(rate, count))  #       1 - k_t (1 - target / norm)
     scale = _one_where_undefined(scale, norm, state.norm0 if kind in RELATIVE else norm)
     factors = spread(scale, scope, weights)  #                theta_t <- scale * theta_t
@@ -184,7 +184,7 @@ def _controlled(
         for index, weight, theta in zip(selected.positions, weights, thetas, strict=True)
     ]
     count = optax.safe_int32_increment(count)
-    return changes, NormControlState(count, state.norm0, scale * norm, target, scale)
+    return changes, state._replace(count=count, norm=scale * norm, target=target, scale=scale)
 
 
 def _check_state(state: NormControlState, norm: jax.Array) -> None:

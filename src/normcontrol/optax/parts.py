@@ -61,12 +61,18 @@ def reference(
     norm, the norm of weights of rms 1 or gain 1 for an rms or a gain, and for the default, hold,
     the initial norm or that of gain 0.8, if it is larger.
 
-    ``outputs`` are those of the arrays; they are used for a gain and for hold.
+    ``weights`` are the initial ones, and ``outputs`` those of the arrays; they are used for a gain
+    and for hold. For hold those of arrays that start at zero are not counted in a joint norm: the
+    factor of an adapter that starts at zero must not raise the norm of the other factor.
     """
     if kind == "ratio":
         return norm0
     if kind == "hold":
-        return jnp.fmax(norm0, HELD_GAIN * reference("gain", norm0, scope, weights, outputs))
+        gain = reference("gain", norm0, scope, weights, outputs)
+        if scope.joint and weights:
+            start = jnp.stack([jnp.any(w != 0) for w in weights])
+            gain = jnp.sqrt(jnp.sum(jnp.where(start, jnp.asarray(outputs, norm0.dtype), 0)))
+        return jnp.fmax(norm0, HELD_GAIN * gain)
     if kind == "norm":
         return jnp.ones_like(norm0)
     amounts = outputs if kind == "gain" else [w.size for w in weights]

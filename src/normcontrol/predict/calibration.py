@@ -97,6 +97,11 @@ def calibrate(
     1
     """
     classes = recorded.classes if isinstance(recorded, NormTrace) else recorded
+    if not isinstance(classes, Mapping):
+        raise TypeError(
+            f"calibrate got a {type(recorded).__name__}, and not the trace of a run. Give one, or "
+            "NormTrace.load(path) for a saved one."
+        )
     if not classes:
         raise ValueError(
             "The trace contains no norms of classes to calibrate on: it is empty, or was saved as "

@@ -173,7 +173,8 @@ def decays(method: str, lrs: Sequence[float] | Tensor, weight_decay: float) -> T
             f"method={method!r} is not known: give one of {', '.join(map(repr, METHODS))}."
         )
     lrs = torch.as_tensor(lrs, **EXACT)
-    fractions = weight_decay * (lrs if method == "AdamW" else lrs.square() / lrs.max())
+    peak = lrs.max().clamp(min=torch.finfo(lrs.dtype).tiny)  # 0 in a group that is frozen
+    fractions = weight_decay * (lrs if method == "AdamW" else lrs.square() / peak)
     if fractions.max() > 1 + 1e-12:
         raise ValueError(
             f"weight_decay={weight_decay:g} at a learning rate of {lrs.max():g} subtracts "
@@ -273,7 +274,9 @@ def _lrs(
             raise ValueError(
                 "No learning rate was given, and a model has none. Give lr=, or an optimizer."
             )
-        return [learning_rates(own[g] or 0.0, steps)[0] if g in own else [] for g in range(groups)]
+        rates = [own.get(g) or 0.0 for g in range(groups)]
+        count = len(learning_rates(max(rates), steps)[0])  # of a frozen group the rate may be 0
+        return [[rate] * count for rate in rates]
     lrs = learning_rates(lr, steps)
     if len(lrs) == 1:
         different = sorted({rate for rate in own.values() if rate is not None})

@@ -41,8 +41,5 @@ class Recipe:
 def _short(value: Any) -> str:
     """A setting as text, with four digits."""
     if isinstance(value, trace):
-        return (
-            f"trace of {len(value.values)} points from {value.values[0]:.4g} to "
-            f"{value.values[-1]:.4g}"
-        )
+        return str(value)
     return f"{value:.4g}" if isinstance(value, float) else repr(value)

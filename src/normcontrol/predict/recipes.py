@@ -42,7 +42,7 @@ def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
     AdamWN(ratio=linear(start=1.0, end=3.308..., steps=500))
     equal: the joint norm at the end, 3.308 times the initial one
     """
-    if _known(equal) == "norm":
+    if _known(plan, equal) == "norm":
         return Recipe(
             "AdamWN",
             {"ratio": plan.final()},
@@ -66,7 +66,7 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
     >>> round(adamc(plan).settings["weight_decay"], 6)
     0.1
     """
-    if _known(equal) == "norm":
+    if _known(plan, equal) == "norm":
         same = f"the joint norm at the end, {plan.ratio:.4g} times the initial one"
         return Recipe(
             "AdamC", {"weight_decay": _decay_for(plan, plan.ratio, "AdamC")}, same, plan.doubts
@@ -97,12 +97,13 @@ def adamh(plan: Prediction, equal: str = "update", beta1: float = 0.9) -> Recipe
     Under Adam it is ``sqrt((1 - beta1) / (1 + beta1)) * lr / rms`` times that of the weights, if
     the gradients of different steps are independent (Kosson, 2023).
     """
+    equal = _known(plan, equal)
     classes = _hidden(plan)
     update = update_size(beta1) * _relative_updates(plan, classes)
     at = sorted({1 + round(i * (plan.steps - 1) / 200) for i in range(201)})
     settings: dict[str, Any] = {"lr": trace([float(update[t - 1]) for t in at], at)}
     same = "the size of every update relative to the norm, for the hidden matrices together"
-    if _known(equal) == "norm":
+    if equal == "norm":
         start, end = (
             sum(c.weights.count * x**2 for c, x in zip(classes, sizes, strict=True))
             for sizes in _sizes(classes)
@@ -245,8 +246,13 @@ def _sizes(classes: Sequence[ClassPrediction]) -> tuple[list[float], list[float]
     return [c.weights.rms for c in classes], [c.rms for c in classes]
 
 
-def _known(equal: str) -> str:
-    """Check the argument ``equal``."""
+def _known(plan: Prediction, equal: str) -> str:
+    """Check the arguments of a conversion, and return ``equal``."""
+    if not isinstance(plan, Prediction):
+        raise TypeError(
+            f"A recipe converts a prediction, but got a {type(plan).__name__}. Give what "
+            "predict.adamw(model, lr, weight_decay, steps=...) returned."
+        )
     if equal not in ("norm", "update"):
         raise ValueError(
             f"equal={equal!r} is not known. Give 'norm' (the final norm) or 'update' (the size of "

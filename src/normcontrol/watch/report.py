@@ -36,10 +36,10 @@ def report(opt: NormControl) -> str:
 
 
 def _heading(s: WeightSet) -> str:
-    how = f"rate {s.given['rate']!r}, law {s.settings['law']}, {s.order} the step"
+    how = f"rate {s.given['rate']}, law {s.settings['law']}, {s.order} the step"
     if "cautious" in s.mechanisms:  # see WeightSet.scaled
         how += ", cautious (the norm is that before the scaling)"
-    return f"scope {s.scope.name}, {s.kind} {s.given[s.kind]!r}, {how}"
+    return f"scope {s.scope.name}, {s.kind} {s.given[s.kind]}, {how}"
 
 
 def _rows(opt: NormControl, s: WeightSet, readings: dict[str, Reading]) -> list[str]:

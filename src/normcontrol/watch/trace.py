@@ -75,7 +75,7 @@ class NormTrace:
 
     Args:
         optimizer: any optimizer. Hooks are registered on it. Groups that are added to it later are
-            not recorded.
+            not recorded, nor tensors that are frozen now.
         every: the number of steps between records. Step 0 is always recorded.
         angles: also record the angle between the weights before and after each recorded step. This
             needs a copy of the weights during that step.
@@ -103,7 +103,7 @@ class NormTrace:
         if not self.params:
             raise ValueError(
                 "The optimizer regularises no weights, so there is no norm to record. Give it "
-                "tensors of two or more dimensions, or groups with a weight decay."
+                "trained tensors of two or more dimensions, or groups with a weight decay."
             )
         self._sharing = Sharing(self.params)
         check_recognised(
@@ -124,6 +124,7 @@ class NormTrace:
         # For each group: what decay has left, then the sums of lr^2 and of lr^(2 - p).
         start = [1.0, 0.0, *(0.0 for _ in EXPONENTS)]
         self._walk: list[list[Any]] = [start for _ in members] if decays else []
+        self._frozen = [p for m in regularised(optimizer, trained=False) for p in m.params]
         self._groups, self._gone = len(members), 0
         self._parts: list[tuple[Tensor, list[list[Any]]]] = []
         self._classes: dict[str, ClassTrace] = {}
@@ -169,7 +170,7 @@ class NormTrace:
             )
             self._groups = len(groups)
         if self._count % self.every == 0:
-            self._warn_of_replaced(groups)
+            self._warn_of_others(groups)
         for i, group in enumerate(groups[: len(self._walk)]):
             # Some optimizers have no learning rate. Then nothing can be calibrated.
             lr = 0.0 if group.get("lr") is None else group["lr"]
@@ -184,17 +185,24 @@ class NormTrace:
                 self._angles.append(self._angle())
                 self._copies = []
 
-    def _warn_of_replaced(self, groups: list[dict[str, Any]]) -> None:
-        """Warn once if recorded tensors are not in the groups any more."""
-        trained = {id(p) for group in groups for p in group["params"]}
+    def _warn_of_others(self, groups: list[dict[str, Any]]) -> None:
+        """Warn once if recorded tensors are not trained any more, or frozen ones are now."""
+        trained = {id(p) for group in groups for p in group["params"] if p.requires_grad}
         gone = sum(id(p) not in trained for p in self.params)
         if gone > self._gone:
             warn(
                 f"{gone} of the {len(self.params)} tensors that this trace records are no longer "
-                "in the optimizer: they were replaced or removed, and their last norms are "
-                "recorded from now on. Make a new NormTrace after such a change."
+                "trained by the optimizer: they were replaced, removed or frozen, and their last "
+                "norms are recorded from now on. Make a new NormTrace after such a change."
             )
             self._gone = gone
+        unfrozen = sum(id(p) in trained for p in self._frozen)
+        if unfrozen:
+            warn(
+                f"{unfrozen} tensors that were frozen when this trace was made are trained now, "
+                "and are not recorded. To record them, make a new NormTrace."
+            )
+            self._frozen = []
 
     @torch.no_grad()
     def _angle(self) -> Tensor:
