@@ -1,6 +1,6 @@
 """Draws docs/figures/search.png and follow.png from the records of the studies ``search`` and
-``follow``, and prints the tables of the pages search.md (of these two and others) and longer.md
-(``horizon``, ``growth``, ``longest``, ``remarks`` and ``kept``):
+``follow``, and prints the tables of the pages search.md (of these two and others), longer.md
+(``horizon``, ``growth``, ``longest``, ``remarks`` and ``kept``) and repeated.md:
 ``python docs/figures/make_search.py``.
 
 It reads records and trains nothing.
@@ -26,6 +26,7 @@ from normcontrol.lab.studies import (
     horizon,
     longest,
     remarks,
+    repeated,
     rise,
     search,
     shape,
@@ -47,6 +48,10 @@ GROWTH = RESULTS.with_name("growth-tiny")
 LONGEST = RESULTS.with_name("longest-tiny")
 REMARKS = RESULTS.with_name("remarks-tiny")
 KEPT = RESULTS.with_name("kept-tiny")
+REPEATED = RESULTS.with_name("repeated-tiny")
+REPEATED_ARMS = [
+    protocol.name(arm) for protocol in (search.USUAL, repeated.REPEATED) for arm in repeated.ARMS
+]
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -76,7 +81,7 @@ def table(found: Evidence, arms: Sequence[str] = search.ARMS) -> str:
         settings = dict(trial.cells[0].settings)
         lr, warmup, final = (settings.pop(name) for name in ("lr", "warmup", "min_lr"))
         value = f"{next(iter(settings.values())):g}" if settings else "-"
-        if arm.split(", steps")[0] == ADAMW:
+        if re.split(", steps|, repeated", arm)[0] == ADAMW:
             base = trial
         else:
             own = str(difference(trial, base))
@@ -105,6 +110,17 @@ def longer(found: Evidence) -> str:
             )
             gain = f"{trial.mean('gain'):.2f}"
             lines.append(f"| {arm} | {key} {value:g} | {old} | {new} | {gain} |")
+    return "\n".join(lines)
+
+
+def fit(found: Evidence) -> str:
+    """The losses on the text that is trained on and on other text, once seen and repeated."""
+    lines = ["| arm | training loss | validation loss | validation minus training |"]
+    lines.append("| --- | --- | --- | --- |")
+    for arm in REPEATED_ARMS:
+        trial = tested(found, arm)
+        train, loss = trial.mean("loss"), trial.mean()
+        lines.append(f"| {arm} | {train:.4f} | {loss:.4f} | {loss - train:+.4f} |")
     return "\n".join(lines)
 
 
@@ -194,5 +210,7 @@ if __name__ == "__main__":
     )
     for folder, study in tuned:
         print(table(evidence(folder), study.ARMS), claims(folder), sep="\n\n", end="\n\n")
+    runs = evidence(REPEATED)
+    print(table(runs, REPEATED_ARMS), claims(REPEATED), fit(runs), sep="\n\n", end="\n\n")
     for folder in (REMARKS, KEPT):
         print(claims(folder), longer(evidence(folder)), sep="\n\n", end="\n\n")

@@ -203,8 +203,8 @@ def test_the_last_controlled_tensor_of_a_group_cannot_be_removed():
     opt = controlled(weights(6, 4), weights(3), times=2)
     opt.param_groups[0]["params"].pop(0)
     sentence = (
-        r"constructed with 1 norms to control in a group, and now finds 0: its tensors were "
-        r"replaced, as ZeRO .*, or removed. .* After a removal, construct the optimizer again."
+        r"A group had 1 norms to control, and now it has 0: its tensors or its settings were "
+        r"changed\. .* If the tensors are whole, construct the optimizer again\."
     )
     with pytest.raises(ValueError, match=sentence):
         step(opt)

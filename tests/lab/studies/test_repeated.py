@@ -35,7 +35,7 @@ def named():
 
 def test_it_is_known_by_its_name_and_has_one_scale():
     assert STUDIES["repeated"] is repeated.STUDY
-    with pytest.raises(LabError, match="repeated has no plan for the scale small"):
+    with pytest.raises(LabError, match="There is no plan for the scale small"):
         repeated.cells("small", ledger().results())
 
 

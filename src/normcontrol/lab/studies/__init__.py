@@ -25,6 +25,7 @@ from normcontrol.lab.studies import (
     remarks,
     repeated,
     rise,
+    rounds,
     search,
     settle,
     shape,
@@ -63,6 +64,7 @@ STUDIES: dict[str, Study] = {
         remarks.STUDY,
         kept.STUDY,
         repeated.STUDY,
+        rounds.STUDY,
         *paper.STUDIES,
     )
 }

@@ -31,25 +31,31 @@ need more decay here than there."""
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
-    """The cells that can be named by now; those of the test seed by seed, the repeated text
-    first."""
+    """The cells that can be named by now."""
+    return of_both(scale, done, REPEATED, USUAL)
+
+
+def of_both(scale: str, done: Results, again: Protocol, once: Protocol) -> list[Cell]:
+    """The cells of both texts; those of the test seed by seed, the repeated text first."""
     if scale != "tiny":
-        raise LabError(f"repeated has no plan for the scale {scale}: its model is for a CPU, tiny.")
+        raise LabError(f"There is no plan for the scale {scale}: the model is for a CPU, tiny.")
     found = [
         cell
-        for protocol in (REPEATED, USUAL)
+        for protocol in (again, once)
         for arm in ARMS
         for cell in searched(scale, arm, done, protocol)
     ]
     return sorted(found, key=lambda cell: cell.seed if cell.part == "test" else 0)
 
 
-GAINS = Claim(
-    "gains from repetition",
-    f"{ADAMWN} gains on {ADAMW} from text seen once to {REPEATED.condition}.",
-    f"the 95 % interval of the change of {ADAMWN} minus {ADAMW} lies above zero",
-    change(USUAL, REPEATED, ADAMWN),
-)
+def gains(again: Protocol, once: Protocol) -> Claim:
+    return Claim(
+        "gains from repetition",
+        f"{ADAMWN} gains on {ADAMW} from text seen once to {again.condition}.",
+        f"the 95 % interval of the change of {ADAMWN} minus {ADAMW} lies above zero",
+        change(once, again, ADAMWN),
+    )
+
 
 STUDY = Study(
     "repeated",
@@ -59,6 +65,6 @@ STUDY = Study(
     (
         lower("lower", REPEATED.name(ADAMW), REPEATED.name(ADAMWN)),
         level("level", REPEATED.name(ADAMW), REPEATED.name(ADAMWN)),
-        GAINS,
+        gains(REPEATED, USUAL),
     ),
 )
