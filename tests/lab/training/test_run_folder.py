@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import torch
@@ -140,3 +141,34 @@ def test_a_resumed_run_has_its_threads_if_there_are_cores_for_them(
         torch.set_num_threads(usual)
     assert seen == {threads}
     assert read_json(out / "environment.json")["threads"] == threads
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A git repository of the user's own, whose environment contains the installed package."""
+    package = tmp_path / "project" / ".venv" / "normcontrol"
+    package.mkdir(parents=True)
+    (package / "run_folder.py").write_text("")
+    (package.parents[1] / ".gitignore").write_text(".venv\n")
+    who = ("-c", "user.name=one", "-c", "user.email=one@example.org")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "mine")):
+        subprocess.run(["git", *words], cwd=package.parents[1], check=True)
+    monkeypatch.setattr(run_folder, "__file__", str(package / "run_folder.py"))
+    run_folder.revision.cache_clear()
+    yield package.parents[1]
+    run_folder.revision.cache_clear()
+
+
+def test_the_revision_is_that_of_the_source_and_not_of_a_project_that_it_is_installed_in(project):
+    assert run_folder.revision() == "unknown"
+    subprocess.run(["git", "add", "--force", ".venv"], cwd=project, check=True)
+    run_folder.revision.cache_clear()
+    assert run_folder.revision().endswith("+")  # now it is source of this repository
+
+
+def test_a_git_that_takes_too_long_does_not_stop_a_run(project, monkeypatch):
+    def slow(words, **options):
+        raise subprocess.TimeoutExpired(words, 10)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert run_folder.revision() == "unknown"

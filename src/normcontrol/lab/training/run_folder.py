@@ -161,11 +161,14 @@ def keep_tokenizer(data: Path, folder: Path) -> None:
 def revision() -> str:
     """The commit of the running source, followed by "+" if there are uncommitted changes.
     "unknown" for an installed package."""
-    here = Path(__file__).resolve().parent
+    source = Path(__file__).resolve()
+    here = source.parent
     try:
+        # An environment inside a project is within the project's repository, and not of it.
+        _git(here, "ls-files", "--error-unmatch", source.name)
         commit = _git(here, "rev-parse", "HEAD")
         return commit + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
