@@ -62,7 +62,7 @@ def run(args: Sequence[str]) -> int:
                 flags.config,
                 out,
                 resume=bool(flags.resume),
-                display=unhindered(lambda status: board.show(out.name, status)),
+                display=unhindered(lambda status: board.show(out.absolute().name, status)),
             )
     finally:
         leave()
