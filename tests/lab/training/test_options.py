@@ -134,6 +134,27 @@ def test_a_setting_without_effect_is_refused(changes, given, sentence):
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize("target", [{"ratio": 1.5}, {"init_gain": None}])
+def test_a_ramp_that_would_end_after_the_run_is_refused(target):
+    """The run would be one of another target, under the name of this one."""
+    config = preset("tiny").with_(warmup=2, **target)
+    check_used(config.with_(steps=25))
+    with pytest.raises(LabError) as refused:
+        check_used(config.with_(steps=24))
+    assert str(refused.value) == (
+        "ramp=25 is longer than steps=24: the ratio would never reach its target. Use a shorter "
+        "ramp, 1 for example, or 0 for none."
+    )
+
+
+@pytest.mark.parametrize(
+    "free",
+    [{"gain": 0.8}, {"ratio": 2.0, "growth": "walk"}, {"optimizer": "AdamW"}, {"ramp": 0}],
+)
+def test_a_ramp_that_is_not_used_may_have_any_length(free):
+    check_used(preset("tiny").with_(steps=9, warmup=2, **free))
+
+
 def test_settings_with_an_effect_are_accepted():
     tiny = preset("tiny")
     given = ["ratio", "rate", "ramp", "betas", "lr", "layers", "tokenizer"]
