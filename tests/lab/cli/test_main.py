@@ -84,7 +84,10 @@ def test_defaults_come_from_the_preset_wherever_it_stands(words, capsys):
 @pytest.mark.parametrize(
     ("command", "help"),
     [
-        ("train", "Only settings that change memory or speed may be given too. (default: None)"),
+        (
+            "train",
+            "speed may be given too, and --data if the same data is in another folder now. (",
+        ),
         ("train", "so that their joint norm is this times the square root of the number of their"),
         ("prepare", '"python" for the standard library, "openwebtext", or hf:OWNER/NAME@REVISION'),
         ("challenge", "AdamW started from weights scaled to that norm; adamc: AdamC; or any opt"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 
+from normcontrol.lab.cli.main import main
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import read_json
 from normcontrol.lab.training import checkpoint, loop, run_folder
@@ -141,6 +144,27 @@ def test_a_resumed_run_has_its_threads_if_there_are_cores_for_them(
         torch.set_num_threads(usual)
     assert seen == {threads}
     assert read_json(out / "environment.json")["threads"] == threads
+
+
+def test_a_run_whose_data_was_moved_is_continued_with_the_same_data_there(
+    config, corpus, tmp_path, capsys
+):
+    out, moved, changed = stopped(config, tmp_path / "run"), tmp_path / "moved", tmp_path / "other"
+    shutil.copytree(corpus, moved)
+    changed.mkdir()
+    tokens = np.fromfile(corpus / "train-00000.bin", "<u2")
+    for name in ("train.bin", "val.bin"):
+        tokens[::-1].tofile(changed / name)
+    words = ["train", "--resume", str(out), "--data"]
+    assert main([*words, str(changed)]) == 1
+    assert "is not what" in capsys.readouterr().err
+    assert main([*words, str(moved)]) == 0
+    assert train(config, tmp_path / "whole")
+    one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "whole"))
+    assert one == other
+    shutil.rmtree(out / "checkpoints")  # it would start again, and would be a run on other data
+    assert main([*words, str(changed)]) == 1
+    assert "is not what" in capsys.readouterr().err
 
 
 @pytest.fixture
