@@ -13,7 +13,7 @@ from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.config import Config, Model, Optim, preset
 from normcontrol.lab.training.loop import train
 from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.optimizers import build
+from normcontrol.lab.training.optimizers import build, known_name
 from normcontrol.lab.training.options import CHOICES, CONDITIONS, OFF, USES, check_used, unused
 
 BY_ALL = {"optimizer", "lr", "min_lr", "schedule", "warmup", "decay", "clip"}
@@ -165,6 +165,12 @@ def test_settings_with_an_effect_are_accepted():
     check_used(tiny.with_(schedule="wsd", dropout=0.1), ["decay", "dropout_seed"])
     if "Muon" in USES:  # AdamW beside it decays
         check_used(tiny.with_(optimizer="Muon", ratio=2.0), ["weight_decay", "betas"])
+
+
+@pytest.mark.parametrize("name", ["QK-Clip", "muown", "weight-norm"])
+def test_a_method_that_the_laboratory_cannot_train_is_not_called_unknown(name):
+    with pytest.raises(LabError, match=f"{name} is a method of the library that needs more than"):
+        known_name(name)
 
 
 def test_a_run_and_its_schedules_are_refused_before_anything_is_written(config, tmp_path, capsys):
