@@ -10,11 +10,12 @@ from fakes import NOISE, FakeLedger, record
 from matplotlib.figure import Figure
 
 from normcontrol.lab.report import panels
-from normcontrol.lab.report.study_page import curve, drawn
+from normcontrol.lab.report.study_page import curve, drawn, tables
 from normcontrol.lab.study.cells import Study, grid
 from normcontrol.lab.study.claims import NOT_SHOWN, SUPPORTED, Claim, level, lower
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.verdict import judge
+from normcontrol.lab.study.verdict_text import lines
 from normcontrol.lab.training.config import Config
 
 
@@ -222,6 +223,19 @@ def test_runs_of_several_devices_or_revisions_are_said():
     flags = judge(FakeLedger(Study("s", two_arms), of)).flags
     assert flags[0] == "The runs are of 2 devices: a device, another."
     assert flags[1].startswith("The runs are of 2 revisions of the source: 000000000000")
+
+
+@pytest.mark.parametrize(("trials", "counts"), [(1, []), (2, "12"), (3, "123"), (7, "1236")])
+def test_the_expected_best_is_shown_for_numbers_of_trials_that_there_are(trials, counts):
+    def arms(scale, done):
+        rates = [1e-3 * 2**i for i in range(trials)]
+        return grid("AdamW", Config(), lr=rates[:1]) + grid("AdamWN", Config(), lr=rates)
+
+    verdict = judge(FakeLedger(Study("s", arms), outcome()))
+    said = [line for line in lines(verdict) if line.startswith("expected best of k trials")]
+    assert [word for line in said for word in line.split() if word.isdigit()] == [*counts]
+    shown = [table for table in tables(verdict) if table.title == "Expected best of k trials"]
+    assert [word for t in shown for word in t.headings[1:]] == [f"k = {k}" for k in counts]
 
 
 def test_nothing_run_is_said():

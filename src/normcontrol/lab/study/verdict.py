@@ -114,6 +114,9 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 """The columns of a table of arms, by their headings."""
 
+COUNTS = (1, 2, 3, 6, 9)
+"""The numbers of trials for which the expected best is shown, if there are so many."""
+
 USUAL = (
     *("arm", "trial", "n", "val loss", "s.d.", "minus baseline", "pairs", "ratio"),
     *("steps to baseline", "detectable", "trials", "optimum", "diverged, failed"),
@@ -203,12 +206,20 @@ class Verdict:
 
         return [(p.what, f"{p.value:g}", _or_dash(ours(p), ".4f")) for p in self.study.published]
 
-    def best_of(self, counts: Iterable[int]) -> list[list[str]]:
-        """For each arm with several trials, the expected lowest loss of k of them, for each k in
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of trials for which the expected best is shown; none if no arm has two."""
+        most = max((row.trials for row in self.rows), default=0)
+        return [k for k in COUNTS if k <= most] if most > 1 else []
+
+    def best_of(self) -> list[list[str]]:
+        """For each arm with several trials, the expected lowest loss of k of them, for each k of
         ``counts``."""
-        ks = list(counts)
         return [
-            [row.arm, *(_number(row.best_of[k - 1]) if k <= row.trials else "-" for k in ks)]
+            [
+                row.arm,
+                *(_number(row.best_of[k - 1]) if k <= row.trials else "-" for k in self.counts),
+            ]
             for row in self.rows
             if row.trials > 1
         ]
