@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 from fakes import NOISE, FakeLedger, record
@@ -236,6 +237,22 @@ def test_the_expected_best_is_shown_for_numbers_of_trials_that_there_are(trials,
     assert [word for line in said for word in line.split() if word.isdigit()] == [*counts]
     shown = [table for table in tables(verdict) if table.title == "Expected best of k trials"]
     assert [word for t in shown for word in t.headings[1:]] == [f"k = {k}" for k in counts]
+
+
+def test_a_run_that_failed_is_not_said_to_have_diverged():
+    """A disk or a memory that was full says nothing about a method."""
+
+    def of(cell):
+        made = outcome()(cell)
+        return replace(made, status="failed", final={}) if cell.arm == "AdamW" else made
+
+    verdict = judge(FakeLedger(Study("s", two_arms), of))
+    assert verdict.sentences() == [
+        "AdamW lr=0.001 failed; no other arm can be compared with it yet."
+    ]
+    row = dict(zip(verdict.headings(), verdict.table()[0], strict=True))
+    assert (row["val loss"], row["loss on owt"], row["ratio"]) == ("failed",) * 3
+    assert verdict.best_of()[0] == ["AdamW", *("failed",) * 3]
 
 
 def test_nothing_run_is_said():

@@ -80,8 +80,14 @@ class Row:
         return self.differences.get("val_loss")
 
 
-def _number(value: float, digits: int = 4) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "diverged"
+def _mean(trial: Trial, key: str = "val_loss", digits: int = 4) -> str:
+    """The mean of a final value over the seeds; if some of them have none, how their runs ended."""
+    return _number(trial.mean(key), [trial], digits)
+
+
+def _number(value: float, trials: Iterable[Trial], digits: int = 4) -> str:
+    ended = " and ".join(dict.fromkeys(word for trial in trials for word in trial.unfinished))
+    return f"{value:.{digits}f}" if math.isfinite(value) else ended or "-"
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -97,13 +103,13 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "arm": lambda row: row.arm,
     "trial": lambda row: row.trial.settings,
     "n": lambda row: str(len(row.trial.seeds)),
-    "val loss": lambda row: _number(row.trial.mean()),
+    "val loss": lambda row: _mean(row.trial),
     "s.d.": lambda row: _or_dash(row.trial.spread(), ".4f"),
     "minus baseline": lambda row: str(row.difference or "-"),
     "pairs": lambda row: str(row.difference.n) if row.difference else "-",
-    "ratio": lambda row: _number(row.trial.mean("ratio"), 3),
-    "norm ratio": lambda row: _number(row.trial.mean("ratio"), 3),
-    "gain": lambda row: _number(row.trial.mean("gain"), 3),
+    "ratio": lambda row: _mean(row.trial, "ratio", 3),
+    "norm ratio": lambda row: _mean(row.trial, "ratio", 3),
+    "gain": lambda row: _mean(row.trial, "gain", 3),
     "target": lambda row: _or_dash(row.trial.target(), ".3f"),
     "skipped": lambda row: str(sum(record.skipped for record in row.trial.records)),
     "steps to baseline": _share_of_steps,
@@ -164,7 +170,9 @@ class Verdict:
         if not compared:
             loss = base.trial.mean()
             ended = (
-                f"ended at a validation loss of {loss:.4f}" if math.isfinite(loss) else "diverged"
+                f"ended at a validation loss of {loss:.4f}"
+                if math.isfinite(loss)
+                else _mean(base.trial)
             )
             found.append(f"{base.trial.name} {ended}; no other arm can be compared with it yet.")
         by: dict[str, list[str]] = {}
@@ -218,7 +226,10 @@ class Verdict:
         return [
             [
                 row.arm,
-                *(_number(row.best_of[k - 1]) if k <= row.trials else "-" for k in self.counts),
+                *(
+                    _number(row.best_of[k - 1], row.choice.trials) if k <= row.trials else "-"
+                    for k in self.counts
+                ),
             ]
             for row in self.rows
             if row.trials > 1
@@ -228,7 +239,7 @@ class Verdict:
 def _other_loss(key: str) -> dict[str, Callable[[Row], str]]:
     name = key.removeprefix("val_loss_")
     return {
-        f"loss on {name}": lambda row: _number(row.trial.mean(key)),
+        f"loss on {name}": lambda row: _mean(row.trial, key),
         f"difference on {name}": lambda row: str(row.differences.get(key, "-")),
     }
 
