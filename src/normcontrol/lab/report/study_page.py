@@ -131,8 +131,12 @@ def _what_was_run(verdict: Verdict) -> list[Table]:
         return []
     config = base.trial.config
     m, d, o = config.model, config.data, config.optim
+    layers, heads = (
+        f"{m.layers} layer{'s' * (m.layers > 1)}",
+        f"{m.heads} head{'s' * (m.heads > 1)}",
+    )
     about = [
-        ("model", f"GPT-2 shape: {m.layers} layers, {m.heads} heads, {m.width} wide"),
+        ("model", f"GPT-2 shape: {layers}, {heads}, {m.width} wide"),
         ("context", f"{m.context} tokens"),
         ("steps", f"{config.run.steps:,} of {d.tokens_per_step:,} tokens"),
         ("learning rate", f"{o.lr:g} ({o.schedule})"),
