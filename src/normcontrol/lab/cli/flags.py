@@ -146,10 +146,10 @@ def given(args: Sequence[str]) -> list[str]:
 
 def unhindered(show: Callable[Given, None]) -> Callable[Given, None]:
     """A display that does not end the work that it shows if the output cannot be written: a full
-    disk, or a terminal that is gone. The last line of the command then says so."""
+    disk, or a terminal that is gone. The last line of the command then says so, if it can."""
 
     def shown(*args: Given.args, **options: Given.kwargs) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, SystemExit):  # rich exits where a pipe is broken
             show(*args, **options)
 
     return shown
