@@ -138,6 +138,7 @@ def main() -> None:
             "eval_every": arguments.steps,
             "checkpoint_every": arguments.steps,
             "warmup": 5,
+            "ramp": 5,
             "optimizer": "AdamW",
         }
         rows = {"micro_batch": arguments.micro_batch}

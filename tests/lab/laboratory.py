@@ -160,7 +160,7 @@ from normcontrol.lab.study.cells import grid
 from normcontrol.lab.training.config import Config
 
 def lrs(scale, done):
-    base = Config().with_(**{settings})
+    base = Config().with_(ramp=3, **{settings})
     return grid("AdamW", base.with_(data={data!r}), lr=[1e-2, 2e-2])
 """
 

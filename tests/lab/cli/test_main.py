@@ -7,6 +7,7 @@ import pytest
 
 from normcontrol import __version__
 from normcontrol.lab.cli.main import COMMANDS, main
+from normcontrol.lab.errors import LabError
 
 
 def python(code):
@@ -83,7 +84,10 @@ def test_defaults_come_from_the_preset_wherever_it_stands(words, capsys):
 @pytest.mark.parametrize(
     ("command", "help"),
     [
-        ("train", "Only settings that change memory or speed may be given too. (default: None)"),
+        (
+            "train",
+            "speed may be given too, and --data if the same data is in another folder now. (",
+        ),
         ("train", "so that their joint norm is this times the square root of the number of their"),
         ("prepare", '"python" for the standard library, "openwebtext", or hf:OWNER/NAME@REVISION'),
         ("challenge", "AdamW started from weights scaled to that norm; adamc: AdamC; or any opt"),
@@ -96,3 +100,42 @@ def test_the_help_of_a_flag_is_broken_at_the_width_of_the_terminal_alone(
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert help in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["challenge", "--arms", "adamwn", "--arms", "adamc"], "--arms is given 2 times"),
+        (["study", "claims", "--only=lr", "--only", "seed=1"], "--only is given 2 times"),
+        (["train", "--also-validate", "a", "--also_validate", "b"], "--also-validate is given 2"),
+        (["train", "--out", ""], "--out is empty"),
+        (["train", "--resume="], "--resume is empty"),
+        (["prepare", "texts", "--out", ""], "--out is empty"),
+    ],
+)
+def test_what_would_be_dropped_or_taken_for_the_working_directory_is_refused(
+    words, said, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["train", "challenge"])
+def test_no_flag_is_needed(command, monkeypatch, capsys):
+    monkeypatch.setattr(f"normcontrol.lab.cli.{command}.parse", refused)
+    assert main([command]) == 1
+    assert capsys.readouterr().err == "normcontrol: It was read.\n"
+
+
+def refused(*args):
+    raise LabError("It was read.")
+
+
+def test_of_a_flag_with_one_value_the_last_one_counts(tmp_path, monkeypatch, capsys):
+    """A script may put flags after those that it always gives."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--steps", "9", "--warmup", "2", "--warmup", "3", "--betas", "0", "0", "--betas"]
+    assert main(["schedule", *words, "0.5", "0.5"]) == 0
+    assert "\n3     0.004 " in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 
@@ -46,6 +47,26 @@ def test_a_study_ends_and_is_stored_though_nothing_can_be_printed(study, tmp_pat
     assert into_full(*words) == (FULL, 1)
     results = Results.load(tmp_path / "out", lambda config: None)
     assert [record.status for record in results.values()] == ["finished", "finished"]
+
+
+def test_a_run_and_a_study_end_though_the_reader_of_their_output_has_ended(
+    config, study, tmp_path, monkeypatch
+):
+    """As ``| head`` does, or a terminal that is closed. rich would end the process then."""
+    config.save(tmp_path / "run" / "config.json")
+    out = tmp_path / "out"
+    for words in (
+        ["train", "--resume", str(tmp_path / "run")],
+        ["study", study, "--out", str(out), "--device", "cpu", "--only", "seed=0"],
+    ):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with contextlib.suppress(OSError), open(writer, "w") as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            main(words)
+    newest = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert checkpoint.load(newest)["step"] == config.run.steps
+    assert len(Results.load(out, lambda config: None)) == 2
 
 
 def test_the_end_of_the_process_prints_no_traceback():

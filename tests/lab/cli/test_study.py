@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
+import pytest
+from fakes import FakeLedger, record
+
+from normcontrol.lab.cli.challenge import refuse_failures
 from normcontrol.lab.cli.main import main
+from normcontrol.lab.cli.study import summary
+from normcontrol.lab.errors import LabError
+from normcontrol.lab.study.cells import Study, grid
+from normcontrol.lab.study.runner import Outcome
+from normcontrol.lab.training.config import Config
 
 
 def test_under_torchrun_a_study_is_refused(study, capsys, monkeypatch):
@@ -61,3 +71,18 @@ sys.exit(main(["verdict", out]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "AdamW weight_decay=" in done.stdout
+
+
+def test_the_end_of_a_study_counts_its_cells(tmp_path, capsys):
+    for done, said in ((1, "The only cell is finished, in "), (2, "All 2 cells are finished, in ")):
+        assert summary(Outcome(done, 0), tmp_path) == 0
+        assert capsys.readouterr().out.startswith(said)
+
+
+def test_the_error_of_a_run_is_a_sentence_of_its_own(tmp_path):
+    """Errors of torch end without a full stop."""
+    cell = grid("AdamW", Config())[0]
+    failed = replace(record(cell, 3.0), status="failed", error="RuntimeError: no memory")
+    ledger = FakeLedger(Study("s", lambda scale, done: [cell]), lambda cell: failed)
+    with pytest.raises(LabError, match=r"no memory\. The same command goes on"):
+        refuse_failures(ledger)

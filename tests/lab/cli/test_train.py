@@ -84,3 +84,15 @@ def test_a_run_that_cannot_be_continued_like_this_is_not_said_to_continue(config
     said = capsys.readouterr()
     assert "steps was 12 when" in said.err
     assert not said.out
+
+
+def test_a_run_in_the_working_directory_is_shown_by_the_name_of_the_folder(
+    config, tmp_path, monkeypatch, capsys
+):
+    run = tmp_path / "run"
+    train(config.with_(steps=4, checkpoint_every=2), run)
+    for path in (run / "checkpoints").glob("step-00000004-*"):
+        path.unlink()
+    monkeypatch.chdir(run)
+    assert main(["train", "--resume", "."]) == 0
+    assert "\nrun  4/4  " in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 
 import pyarrow as pa
@@ -110,3 +111,19 @@ def test_parquet_whose_pages_are_damaged(tmp_path):
 def test_a_size_that_is_no_number_is_no_tokenizer(name):
     with pytest.raises(LabError, match="There is no tokenizer"):
         tokenizer.make(name, ())
+
+
+@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+def test_a_byte_order_mark_is_no_text(tmp_path, ending):
+    """Editors and shells on Windows put one before a file in UTF-8."""
+    path = tmp_path / f"a.{ending}"
+    text = '{"text": "first"}' if ending == "jsonl" else "first"
+    path.write_bytes(codecs.BOM_UTF8 + text.encode())
+    assert read(path) == ["first"]
+
+
+def test_bytes_in_a_text_that_are_no_utf_8_are_counted_from_the_start_of_the_file(tmp_path):
+    path = tmp_path / "a.txt"
+    for before in (b"abc", codecs.BOM_UTF8, b""):
+        path.write_bytes(before + b"abc\xf6")
+        assert f"byte {len(before) + 3} is 0xf6" in message(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.studies.opening import begin, load
+from normcontrol.lab.studies.opening import begin, load, open_folder
 from normcontrol.lab.study.cells import Study
 from normcontrol.lab.study.runner import Runner
 
@@ -45,7 +46,7 @@ def test_the_studies_of_a_file_are_among_its_names(tmp_path):
         load(f"{path}:rate")
 
 
-@pytest.mark.parametrize("returned", ["None", "3", "'lr'", "[1, 2]"])
+@pytest.mark.parametrize("returned", ["None", "3", "'lr'", "[1, 2]", "[]"])
 def test_a_study_that_returns_no_cells_is_refused(tmp_path, returned):
     path = own(tmp_path, f"def study(scale, done):\n    return {returned}\n")
     ledger = begin(tmp_path / "out", path, "tiny")
@@ -100,3 +101,56 @@ def test_other_data_under_the_same_name_is_refused_and_the_same_data_elsewhere_i
     (moved / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(LabError, match="the same study on other data"):
         begin(out, study, "tiny", str(moved))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def study(scale, done):\n    return [1][2]\n", "own.py, line 4: IndexError: list index"),
+        ("def study(scale):\n    return []\n", "own.py: TypeError: study() takes 1 positional"),
+        ("def study(:\n", "own.py, line 3: SyntaxError: "),
+        ("import nowhere_at_all\n", "own.py, line 3: ModuleNotFoundError: No module named"),
+        ("def study(scale, done):\n    yield {}['x']\n", "own.py, line 4: KeyError: 'x'"),
+        ("def each(scale, done):\n    1 / 0\nstudy = Study('s', each)\n", "own.py, line 4: Zero"),
+    ],
+)
+def test_an_error_in_a_file_of_the_users_own_is_a_sentence_with_its_line(tmp_path, text, said):
+    path = own(tmp_path, text)
+    with pytest.raises(LabError) as error:
+        load(path).cells("tiny", None)
+    assert said in str(error.value)
+    assert "an error of the study's own file" in str(error.value)
+
+
+def test_the_file_of_a_study_is_found_from_another_folder(study, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "results" / "decays"
+    begin(out, "mine.py:decays", "tiny").save()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert open_folder(out).study.name == "mine-decays"
+    (tmp_path / "mine.py").rename(tmp_path / "elsewhere" / "moved.py")
+    with pytest.raises(LabError, match=r"There is no file 'mine.py' .+ needs it.* from the folder"):
+        open_folder(out)
+
+
+def test_a_file_of_the_users_own_may_import_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "neighbour_of_own.py").write_text("RATES = [0.1]\n")
+    (tmp_path / "statistics.py").write_text("")  # hides nothing from others
+    path = own(
+        tmp_path, "import statistics, neighbour_of_own as n\ndef study(s, d): return n.RATES"
+    )
+    assert load(path).cells("tiny", None) == [0.1]
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_study_of_the_users_own_is_the_same_by_any_path(study, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    begin(out, "mine.py:decays", "tiny").save()
+    for name in ("./mine.py:decays", study):
+        assert begin(out, name, "tiny").name == name
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "mine.py").rename(tmp_path / "plans" / "mine.py")
+    assert begin(out, "plans/mine.py:decays", "tiny").name == "plans/mine.py:decays"

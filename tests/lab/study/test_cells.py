@@ -70,3 +70,19 @@ def test_an_axis_without_a_value_is_refused(axis):
 def test_a_seed_of_its_own_is_no_axis(name):
     with pytest.raises(LabError, match=rf"^{name} cannot be an axis: .* Give seeds=\[...\]\.$"):
         grid("A", Config(), **{name: [1, 2]})
+
+
+def test_a_setting_that_cells_are_chosen_by_is_whole():
+    """In an array of jobs, the one of seed 1 must not run seeds 10 and 11 too."""
+    cells = grid("AdamW", Config(), lr=[0.1, 0.12], seeds=[1, 11], part="grid")
+
+    def chosen(*texts):
+        return [(dict(c.settings)["lr"], c.seed) for c in cells if c.matches(texts)]
+
+    assert chosen("seed=1") == [(0.1, 1), (0.12, 1)]
+    assert chosen("lr=0.1") == [(0.1, 1), (0.1, 11)]
+    assert chosen("lr=0.12 seed=1") == [(0.12, 1)]
+    assert chosen("lr=0.1 seed=1", "lr=0.12 seed=11") == [(0.1, 1), (0.12, 11)]
+    for text in ("", "dam", "gri", "lr", "seed="):  # other texts may be in the middle of a word
+        assert len(chosen(text)) == 4
+    assert not chosen("seed=2")

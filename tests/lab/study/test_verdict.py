@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 from fakes import NOISE, FakeLedger, record
 from matplotlib.figure import Figure
 
 from normcontrol.lab.report import panels
-from normcontrol.lab.report.study_page import curve, drawn
+from normcontrol.lab.report.study_page import curve, drawn, tables
 from normcontrol.lab.study.cells import Study, grid
 from normcontrol.lab.study.claims import NOT_SHOWN, SUPPORTED, Claim, level, lower
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.verdict import judge
+from normcontrol.lab.study.verdict_text import lines
 from normcontrol.lab.training.config import Config
 
 
@@ -223,6 +225,35 @@ def test_runs_of_several_devices_or_revisions_are_said():
     flags = judge(FakeLedger(Study("s", two_arms), of)).flags
     assert flags[0] == "The runs are of 2 devices: a device, another."
     assert flags[1].startswith("The runs are of 2 revisions of the source: 000000000000")
+
+
+@pytest.mark.parametrize(("trials", "counts"), [(1, []), (2, "12"), (3, "123"), (7, "1236")])
+def test_the_expected_best_is_shown_for_numbers_of_trials_that_there_are(trials, counts):
+    def arms(scale, done):
+        rates = [1e-3 * 2**i for i in range(trials)]
+        return grid("AdamW", Config(), lr=rates[:1]) + grid("AdamWN", Config(), lr=rates)
+
+    verdict = judge(FakeLedger(Study("s", arms), outcome()))
+    said = [line for line in lines(verdict) if line.startswith("expected best of k trials")]
+    assert [word for line in said for word in line.split() if word.isdigit()] == [*counts]
+    shown = [table for table in tables(verdict) if table.title == "Expected best of k trials"]
+    assert [word for t in shown for word in t.headings[1:]] == [f"k = {k}" for k in counts]
+
+
+def test_a_run_that_failed_is_not_said_to_have_diverged():
+    """A disk or a memory that was full says nothing about a method."""
+
+    def of(cell):
+        made = outcome()(cell)
+        return replace(made, status="failed", final={}) if cell.arm == "AdamW" else made
+
+    verdict = judge(FakeLedger(Study("s", two_arms), of))
+    assert verdict.sentences() == [
+        "AdamW lr=0.001 failed; no other arm can be compared with it yet."
+    ]
+    row = dict(zip(verdict.headings(), verdict.table()[0], strict=True))
+    assert (row["val loss"], row["loss on owt"], row["ratio"]) == ("failed",) * 3
+    assert verdict.best_of()[0] == ["AdamW", *("failed",) * 3]
 
 
 def test_nothing_run_is_said():

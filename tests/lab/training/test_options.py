@@ -13,7 +13,7 @@ from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.config import Config, Model, Optim, preset
 from normcontrol.lab.training.loop import train
 from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.optimizers import build
+from normcontrol.lab.training.optimizers import build, known_name
 from normcontrol.lab.training.options import CHOICES, CONDITIONS, OFF, USES, check_used, unused
 
 BY_ALL = {"optimizer", "lr", "min_lr", "schedule", "warmup", "decay", "clip"}
@@ -134,6 +134,27 @@ def test_a_setting_without_effect_is_refused(changes, given, sentence):
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize("target", [{"ratio": 1.5}, {"init_gain": None}])
+def test_a_ramp_that_would_end_after_the_run_is_refused(target):
+    """The run would be one of another target, under the name of this one."""
+    config = preset("tiny").with_(warmup=2, **target)
+    check_used(config.with_(steps=25))
+    with pytest.raises(LabError) as refused:
+        check_used(config.with_(steps=24))
+    assert str(refused.value) == (
+        "ramp=25 is longer than steps=24: the ratio would never reach its target. Use a shorter "
+        "ramp, 1 for example, or 0 for none."
+    )
+
+
+@pytest.mark.parametrize(
+    "free",
+    [{"gain": 0.8}, {"ratio": 2.0, "growth": "walk"}, {"optimizer": "AdamW"}, {"ramp": 0}],
+)
+def test_a_ramp_that_is_not_used_may_have_any_length(free):
+    check_used(preset("tiny").with_(steps=9, warmup=2, **free))
+
+
 def test_settings_with_an_effect_are_accepted():
     tiny = preset("tiny")
     given = ["ratio", "rate", "ramp", "betas", "lr", "layers", "tokenizer"]
@@ -144,6 +165,12 @@ def test_settings_with_an_effect_are_accepted():
     check_used(tiny.with_(schedule="wsd", dropout=0.1), ["decay", "dropout_seed"])
     if "Muon" in USES:  # AdamW beside it decays
         check_used(tiny.with_(optimizer="Muon", ratio=2.0), ["weight_decay", "betas"])
+
+
+@pytest.mark.parametrize("name", ["QK-Clip", "muown", "weight-norm"])
+def test_a_method_that_the_laboratory_cannot_train_is_not_called_unknown(name):
+    with pytest.raises(LabError, match=f"{name} is a method of the library that needs more than"):
+        known_name(name)
 
 
 def test_a_run_and_its_schedules_are_refused_before_anything_is_written(config, tmp_path, capsys):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 
+import numpy as np
 import pytest
 import torch
 
+from normcontrol.lab.cli.main import main
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import read_json
 from normcontrol.lab.training import checkpoint, loop, run_folder
@@ -140,3 +144,55 @@ def test_a_resumed_run_has_its_threads_if_there_are_cores_for_them(
         torch.set_num_threads(usual)
     assert seen == {threads}
     assert read_json(out / "environment.json")["threads"] == threads
+
+
+def test_a_run_whose_data_was_moved_is_continued_with_the_same_data_there(
+    config, corpus, tmp_path, capsys
+):
+    out, moved, changed = stopped(config, tmp_path / "run"), tmp_path / "moved", tmp_path / "other"
+    shutil.copytree(corpus, moved)
+    changed.mkdir()
+    tokens = np.fromfile(corpus / "train-00000.bin", "<u2")
+    for name in ("train.bin", "val.bin"):
+        tokens[::-1].tofile(changed / name)
+    words = ["train", "--resume", str(out), "--data"]
+    assert main([*words, str(changed)]) == 1
+    assert "is not what" in capsys.readouterr().err
+    assert main([*words, str(moved)]) == 0
+    assert train(config, tmp_path / "whole")
+    one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "whole"))
+    assert one == other
+    shutil.rmtree(out / "checkpoints")  # it would start again, and would be a run on other data
+    assert main([*words, str(changed)]) == 1
+    assert "is not what" in capsys.readouterr().err
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A git repository of the user's own, whose environment contains the installed package."""
+    package = tmp_path / "project" / ".venv" / "normcontrol"
+    package.mkdir(parents=True)
+    (package / "run_folder.py").write_text("")
+    (package.parents[1] / ".gitignore").write_text(".venv\n")
+    who = ("-c", "user.name=one", "-c", "user.email=one@example.org")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "mine")):
+        subprocess.run(["git", *words], cwd=package.parents[1], check=True)
+    monkeypatch.setattr(run_folder, "__file__", str(package / "run_folder.py"))
+    run_folder.revision.cache_clear()
+    yield package.parents[1]
+    run_folder.revision.cache_clear()
+
+
+def test_the_revision_is_that_of_the_source_and_not_of_a_project_that_it_is_installed_in(project):
+    assert run_folder.revision() == "unknown"
+    subprocess.run(["git", "add", "--force", ".venv"], cwd=project, check=True)
+    run_folder.revision.cache_clear()
+    assert run_folder.revision().endswith("+")  # now it is source of this repository
+
+
+def test_a_git_that_takes_too_long_does_not_stop_a_run(project, monkeypatch):
+    def slow(words, **options):
+        raise subprocess.TimeoutExpired(words, 10)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert run_folder.revision() == "unknown"

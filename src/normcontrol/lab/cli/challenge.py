@@ -109,9 +109,10 @@ def refuse_failures(ledger: Ledger) -> None:
     ended = {cell.label: record for cell in ledger.cells(done) if (record := done.of(cell))}
     failed = [label for label, record in ended.items() if record.status == "failed"]
     if failed:
+        error = ended[failed[0]].error.removesuffix(".")  # a sentence of ours, or torch's words
         raise LabError(
-            f"{len(failed)} of {len(ended)} runs failed. {failed[0]}: {ended[failed[0]].error} The "
-            "same command goes on from the last checkpoint."
+            f"{len(failed)} of {len(ended)} runs failed. {failed[0]}: {error}. The same command "
+            "goes on from the last checkpoint."
         )
     if not any(record.good for record in ended.values()):
         raise LabError(next(iter(ended.values())).error)

@@ -13,13 +13,15 @@ import inspect
 import itertools
 import os
 import textwrap
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.ranges import check_fields
 from normcontrol.lab.training.config import PRESETS, Config, preset
 
@@ -30,6 +32,7 @@ PresetName = Annotated[str, tyro.conf.arg(metavar="{" + ",".join(PRESETS) + "}")
 
 def parse(command: str, kind: type[T], args: Sequence[str], default: T | None = None) -> T:
     """Read flags into a dataclass, each by its own name, nested or not, and check their values."""
+    _check_given(kind, args)
     with _joined_lines(kind):
         flags = tyro.cli(
             kind,
@@ -87,6 +90,7 @@ def start(command: str, args: Sequence[str]) -> Config:
 
     These two flags are read first; the others, and ``--help``, are left to :func:`parse`.
     """
+    _check_given(Start, args)
     found, _ = tyro.cli(
         Start,
         prog=f"normcontrol {command}",
@@ -101,6 +105,35 @@ def start(command: str, args: Sequence[str]) -> Config:
     return Config.load(found.resume / CONFIG)
 
 
+def _check_given(kind: type, args: Sequence[str]) -> None:
+    """Refuse a list that is given twice, of which the last one would replace the others, and a path
+    that is empty, as a variable that is not set is: it would be the working directory."""
+    names = given(args)
+    empty = [arg for arg, value in itertools.pairwise(args) if value == ""]
+    empty += [arg[:-1] for arg in args if arg.endswith("=")]
+    for name, kinds in _types(kind):
+        flag = f"--{name.replace('_', '-')}"
+        if any(get_origin(one) is tuple and Ellipsis in get_args(one) for one in kinds):
+            if (times := names.count(name)) > 1:
+                raise LabError(
+                    f"{flag} is given {times} times, and the last one would replace the others. "
+                    f"Give all values after one {flag}."
+                )
+        elif Path in kinds and name in given(empty):
+            raise LabError(f"{flag} is empty. Give a path; the working directory is a dot.")
+
+
+def _types(kind: type) -> Iterator[tuple[str, list[Any]]]:
+    """The fields of a dataclass, nested or not, with the types that each accepts."""
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            assert isinstance(hint, type)
+            yield from _types(hint)
+        else:
+            optional = get_origin(hint) in (Union, types.UnionType)
+            yield name, list(get_args(hint)) if optional else [hint]
+
+
 def given(args: Sequence[str]) -> list[str]:
     """The names of the flags among the arguments.
 
@@ -113,10 +146,10 @@ def given(args: Sequence[str]) -> list[str]:
 
 def unhindered(show: Callable[Given, None]) -> Callable[Given, None]:
     """A display that does not end the work that it shows if the output cannot be written: a full
-    disk, or a terminal that is gone. The last line of the command then says so."""
+    disk, or a terminal that is gone. The last line of the command then says so, if it can."""
 
     def shown(*args: Given.args, **options: Given.kwargs) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, SystemExit):  # rich exits where a pipe is broken
             show(*args, **options)
 
     return shown

@@ -173,10 +173,8 @@ def summary(outcome: Outcome, out: Path) -> int:
             f"{failed}, in {out}. The same command goes on with them, from their last checkpoints."
         )
         return 1
-    print(
-        f"All {outcome.done} cells are finished, in {out}. What they show: normcontrol verdict "
-        f"{in_shell(out)}"
-    )
+    finished = "The only cell is" if outcome.done == 1 else f"All {outcome.done} cells are"
+    print(f"{finished} finished, in {out}. What they show: normcontrol verdict {in_shell(out)}")
     return 0
 
 

@@ -24,7 +24,7 @@ class Train:
     """Folder of the run; by default a new one under runs/."""
     resume: Path | None = None
     """Continue the run in this folder, with its own settings. Only settings that change memory or
-    speed may be given too."""
+    speed may be given too, and --data if the same data is in another folder now."""
     config: Config = field(default_factory=Config)
 
 
@@ -62,7 +62,7 @@ def run(args: Sequence[str]) -> int:
                 flags.config,
                 out,
                 resume=bool(flags.resume),
-                display=unhindered(lambda status: board.show(out.name, status)),
+                display=unhindered(lambda status: board.show(out.absolute().name, status)),
             )
     finally:
         leave()

@@ -205,11 +205,13 @@ def hugging_face(given: str, column: str) -> Source:
 
 
 def _blocks(path: Path) -> Iterator[str]:
-    """A text file, decoded as UTF-8, block by block."""
+    """A text file, decoded as UTF-8, block by block, without a byte order mark."""
     import codecs
 
-    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+    decoder, mark = codecs.getincrementaldecoder("utf-8")(), len(codecs.BOM_UTF8)
     with path.open("rb") as file:
+        at = mark if file.read(mark) == codecs.BOM_UTF8 else 0
+        file.seek(at)
         while block := file.read(1 << 20):
             yield _decoded(decoder, block, at, path, final=False)
             at += len(block)

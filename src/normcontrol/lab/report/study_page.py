@@ -115,11 +115,9 @@ def tables(verdict: Verdict) -> list[Table]:
         note = f"What differs: {verdict.study.differs.get(verdict.scale, '')}."
         headings = ("what", "paper", "here")
         found.append(Table("The paper's numbers", headings, verdict.published(), note))
-    most = max((row.trials for row in verdict.rows), default=0)
-    counts = [k for k in (1, 2, 3, 6, 9) if k <= most]
-    if len(counts) > 1:
-        headings = ("arm", *(f"k = {k}" for k in counts))
-        found.append(Table("Expected best of k trials", headings, verdict.best_of(counts)))
+    if verdict.counts:
+        headings = ("arm", *(f"k = {k}" for k in verdict.counts))
+        found.append(Table("Expected best of k trials", headings, verdict.best_of()))
     return [*found, *_what_was_run(verdict)]
 
 
@@ -133,8 +131,12 @@ def _what_was_run(verdict: Verdict) -> list[Table]:
         return []
     config = base.trial.config
     m, d, o = config.model, config.data, config.optim
+    layers, heads = (
+        f"{m.layers} layer{'s' * (m.layers > 1)}",
+        f"{m.heads} head{'s' * (m.heads > 1)}",
+    )
     about = [
-        ("model", f"GPT-2 shape: {m.layers} layers, {m.heads} heads, {m.width} wide"),
+        ("model", f"GPT-2 shape: {layers}, {heads}, {m.width} wide"),
         ("context", f"{m.context} tokens"),
         ("steps", f"{config.run.steps:,} of {d.tokens_per_step:,} tokens"),
         ("learning rate", f"{o.lr:g} ({o.schedule})"),

@@ -237,7 +237,7 @@ def sentences(verdict: Verdict) -> list[str]:
     baseline, *others = verdict.rows
     for row in verdict.rows[:2]:
         if row.bad:
-            return [f"{_diverged(row)}, so that nothing is compared."]
+            return [f"{_unfinished(row)}, so that nothing is compared."]
     result = (
         f"{baseline.arm} ended at a validation loss of {baseline.trial.mean():.4f} with the norm "
         f"of its weights at {baseline.trial.mean('ratio'):.3f} times the initial one"
@@ -254,7 +254,7 @@ def sentences(verdict: Verdict) -> list[str]:
     )
     for control in others[1:]:
         if control.bad:
-            result += f". {_diverged(control)}"
+            result += f". {_unfinished(control)}"
         elif _is_scaled(control, baseline):  # it could explain the difference
             result += (
                 ". AdamW that only started from weights of that norm ended at "
@@ -277,8 +277,9 @@ def sentences(verdict: Verdict) -> list[str]:
     ]
 
 
-def _diverged(row: Row) -> str:
-    return f"{row.arm} diverged in {row.bad} of {len(row.trial.seeds)} runs"
+def _unfinished(row: Row) -> str:
+    how = " and ".join(row.trial.unfinished)
+    return f"{row.arm} {how} in {row.bad} of {len(row.trial.seeds)} runs"
 
 
 def _is_scaled(row: Row, baseline: Row) -> bool:

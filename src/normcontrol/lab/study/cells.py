@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -55,9 +56,13 @@ class Cell:
         return " ".join(filter(None, (self.arm, self.trial, f"seed={self.seed}")))
 
     def matches(self, texts: Iterable[str]) -> bool:
-        """True if the part and label contain one of the texts, or if there are none to look for."""
+        """True if the part and label contain one of the texts, or if there are none to look for. A
+        text that ends with the value of a setting ends with the whole value: seed=1 is not
+        seed=10."""
         wanted = list(texts)
-        return not wanted or any(text in f"{self.part} {self.label}" for text in wanted)
+        name = f"{self.part} {self.label} "
+        whole = (f"{text} " if re.search(r"=[^ =]+$", text) else text for text in wanted)
+        return not wanted or any(text in name for text in whole)
 
 
 @dataclass(frozen=True)

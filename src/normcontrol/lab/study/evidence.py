@@ -48,6 +48,11 @@ class Trial:
     def by_seed(self) -> dict[int, Record]:
         return {c.seed: record for c, record in zip(self.cells, self.records, strict=True)}
 
+    @property
+    def unfinished(self) -> list[str]:
+        """How those of its runs ended that are not finished: diverged, failed, or both."""
+        return list(dict.fromkeys(r.status for r in self.records if not r.good))
+
     def setting(self, key: str) -> float:
         """The value of one of the settings that the arm tries several values of."""
         value: float = dict(self.cells[0].settings)[key]

@@ -48,7 +48,7 @@ class Ledger:
         """The cells that the study wants, on the data of this folder."""
         found = self.study.cells(self.scale, done)
         cells = list(found) if isinstance(found, Iterable) else [None]
-        if not all(isinstance(cell, Cell) for cell in cells):
+        if not cells or not all(isinstance(cell, Cell) for cell in cells):
             raise LabError(
                 f"The function of the study {self.name} returned {str(found)[:60]}, where a list "
                 "of cells is needed. Return what grid() makes."

@@ -299,7 +299,8 @@ class Results(Mapping[str, Record]):
         return found
 
     def best(self, cells: Iterable[Cell], key: str = "val_loss") -> Cell | None:
-        """The first cell of the trial with the lowest mean loss, among the cells that were run."""
+        """The first cell of the trial with the lowest mean loss, among the cells that were run. If
+        all of them diverged or failed it is one of these: its record is not ``good``."""
         trials = self.trials(cells)
         if not trials:
             return None

@@ -80,8 +80,14 @@ class Row:
         return self.differences.get("val_loss")
 
 
-def _number(value: float, digits: int = 4) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "diverged"
+def _mean(trial: Trial, key: str = "val_loss", digits: int = 4) -> str:
+    """The mean of a final value over the seeds; if some of them have none, how their runs ended."""
+    return _number(trial.mean(key), [trial], digits)
+
+
+def _number(value: float, trials: Iterable[Trial], digits: int = 4) -> str:
+    ended = " and ".join(dict.fromkeys(word for trial in trials for word in trial.unfinished))
+    return f"{value:.{digits}f}" if math.isfinite(value) else ended or "-"
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -97,13 +103,13 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "arm": lambda row: row.arm,
     "trial": lambda row: row.trial.settings,
     "n": lambda row: str(len(row.trial.seeds)),
-    "val loss": lambda row: _number(row.trial.mean()),
+    "val loss": lambda row: _mean(row.trial),
     "s.d.": lambda row: _or_dash(row.trial.spread(), ".4f"),
     "minus baseline": lambda row: str(row.difference or "-"),
     "pairs": lambda row: str(row.difference.n) if row.difference else "-",
-    "ratio": lambda row: _number(row.trial.mean("ratio"), 3),
-    "norm ratio": lambda row: _number(row.trial.mean("ratio"), 3),
-    "gain": lambda row: _number(row.trial.mean("gain"), 3),
+    "ratio": lambda row: _mean(row.trial, "ratio", 3),
+    "norm ratio": lambda row: _mean(row.trial, "ratio", 3),
+    "gain": lambda row: _mean(row.trial, "gain", 3),
     "target": lambda row: _or_dash(row.trial.target(), ".3f"),
     "skipped": lambda row: str(sum(record.skipped for record in row.trial.records)),
     "steps to baseline": _share_of_steps,
@@ -113,6 +119,9 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "diverged, failed": lambda row: str(row.bad),
 }
 """The columns of a table of arms, by their headings."""
+
+COUNTS = (1, 2, 3, 6, 9)
+"""The numbers of trials for which the expected best is shown, if there are so many."""
 
 USUAL = (
     *("arm", "trial", "n", "val loss", "s.d.", "minus baseline", "pairs", "ratio"),
@@ -161,7 +170,9 @@ class Verdict:
         if not compared:
             loss = base.trial.mean()
             ended = (
-                f"ended at a validation loss of {loss:.4f}" if math.isfinite(loss) else "diverged"
+                f"ended at a validation loss of {loss:.4f}"
+                if math.isfinite(loss)
+                else _mean(base.trial)
             )
             found.append(f"{base.trial.name} {ended}; no other arm can be compared with it yet.")
         by: dict[str, list[str]] = {}
@@ -203,12 +214,23 @@ class Verdict:
 
         return [(p.what, f"{p.value:g}", _or_dash(ours(p), ".4f")) for p in self.study.published]
 
-    def best_of(self, counts: Iterable[int]) -> list[list[str]]:
-        """For each arm with several trials, the expected lowest loss of k of them, for each k in
+    @property
+    def counts(self) -> list[int]:
+        """The numbers of trials for which the expected best is shown; none if no arm has two."""
+        most = max((row.trials for row in self.rows), default=0)
+        return [k for k in COUNTS if k <= most] if most > 1 else []
+
+    def best_of(self) -> list[list[str]]:
+        """For each arm with several trials, the expected lowest loss of k of them, for each k of
         ``counts``."""
-        ks = list(counts)
         return [
-            [row.arm, *(_number(row.best_of[k - 1]) if k <= row.trials else "-" for k in ks)]
+            [
+                row.arm,
+                *(
+                    _number(row.best_of[k - 1], row.choice.trials) if k <= row.trials else "-"
+                    for k in self.counts
+                ),
+            ]
             for row in self.rows
             if row.trials > 1
         ]
@@ -217,7 +239,7 @@ class Verdict:
 def _other_loss(key: str) -> dict[str, Callable[[Row], str]]:
     name = key.removeprefix("val_loss_")
     return {
-        f"loss on {name}": lambda row: _number(row.trial.mean(key)),
+        f"loss on {name}": lambda row: _mean(row.trial, key),
         f"difference on {name}": lambda row: str(row.differences.get(key, "-")),
     }
 

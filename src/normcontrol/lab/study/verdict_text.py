@@ -8,9 +8,6 @@ from normcontrol.lab.study.claims import HOW
 from normcontrol.lab.study.verdict import Verdict
 from normcontrol.lab.text import columns, wrapped
 
-COUNTS = (1, 3, 6, 9)
-"""The numbers of trials for which the expected best is shown."""
-
 
 def lines(verdict: Verdict, width: int | None = None) -> Iterator[str]:
     """The verdict, line by line, for a terminal of this width."""
@@ -19,10 +16,10 @@ def lines(verdict: Verdict, width: int | None = None) -> Iterator[str]:
     if verdict.rows:
         yield ""
         yield from columns([verdict.headings(), *verdict.table()], width)
-        if any(row.trials > 1 for row in verdict.rows):
-            headings = ["expected best of k trials, k =", *map(str, COUNTS)]
+        if verdict.counts:
+            headings = ["expected best of k trials, k =", *map(str, verdict.counts)]
             yield ""
-            yield from columns([headings, *verdict.best_of(COUNTS)], width)
+            yield from columns([headings, *verdict.best_of()], width)
     if verdict.findings:
         yield ""
         yield from wrapped(HOW, width)

@@ -41,6 +41,7 @@ from normcontrol.lab.training.parallel import World
 from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
     check_checkpoint,
+    check_data,
     check_same,
     describe_run,
     keep_tokenizer,
@@ -129,6 +130,7 @@ def _train(
     """The whole run in one function, to be read from top to bottom."""
     # Data: every process reads the same shards and takes its own rows of each batch.
     dataset = _load_data(config, world, cache)
+    check_data(out, dataset)
     rows = config.data.tokens_per_step // config.model.context
     mine, micro = world.share(rows, config.data.micro_batch)
     train_batches = batches.Batches(

@@ -39,7 +39,8 @@ TORCH: dict[str, type[Optimizer]] = {
     if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
 }
 # Some methods change the model. QK-Clip needs attention logits, which the model does not return.
-OURS = [name for name, found in METHODS.items() if not found.takes_model and name != "QK-Clip"]
+NEED_MORE = [name for name, found in METHODS.items() if found.takes_model or name == "QK-Clip"]
+OURS = [name for name in METHODS if name not in NEED_MORE]
 
 
 def known_name(given: str) -> str:
@@ -56,6 +57,11 @@ def known_name(given: str) -> str:
         raise LabError(
             f"{given} needs a closure or sparse gradients, which the training loop does not "
             "provide. Choose another optimizer."
+        )
+    if given.lower() in {name.lower() for name in NEED_MORE}:
+        raise LabError(
+            f"{given} is a method of the library that needs more than an optimizer is given by "
+            "the training loop: the model, or its attention logits. Choose another optimizer."
         )
     raise LabError(f"There is no optimizer {given!r}. {nearest(given, names)}")
 

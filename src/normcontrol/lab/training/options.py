@@ -117,8 +117,14 @@ def unused(config: Config, names: Iterable[str]) -> dict[str, str]:
 
 def check_used(config: Config, given: Iterable[str] = ()) -> None:
     """Raise :class:`LabError` if a setting has no effect: one of those that were ``given``, by
-    name, or one that can be off and is not."""
+    name, or one that can be off and is not; or if the ratio has no time to reach its target."""
     values = config.flat()
     wished = [name for name, off in OFF.items() if values[name] != off]
     for name, why in unused(config, dict.fromkeys([*given, *wished])).items():
         raise LabError(f"{name}={values[name]} {why}")
+    ramp, steps = config.optim.ramp, config.run.steps
+    if ramp > steps and not unused(config, ["ramp"]):
+        raise LabError(
+            f"ramp={ramp} is longer than steps={steps}: the ratio would never reach its target. "
+            f"Use a shorter ramp, {max(steps // 20, 1)} for example, or 0 for none."
+        )

@@ -79,7 +79,7 @@ def check_same(folder: Path, config: Config) -> None:
     """Raise :class:`LabError` if a setting that determines the results differs from the stored
     config of the run."""
     for key, (old, new) in differences(Config.load(folder / CONFIG), config).items():
-        if key not in FREE:
+        if key not in FREE and key != "data":  # see check_data
             raise LabError(
                 f"{key} was {old!r} when {folder} was started, and is {new!r} now: that would be "
                 f"another run. Omit --{key.replace('_', '-')} to resume this one, or start a new "
@@ -87,13 +87,23 @@ def check_same(folder: Path, config: Config) -> None:
             )
 
 
-def check_checkpoint(folder: Path, config: Config, dataset: Dataset, state: dict[str, Any]) -> None:
-    """Raise :class:`LabError` if a checkpoint is of other settings or other data."""
-    if state["data"] != dataset.digest:
+def check_data(folder: Path, dataset: Dataset, digest: str | None = None) -> None:
+    """Raise :class:`LabError` if a run that is there was started on other data. ``digest`` is that
+    of its data, by default the one in ``environment.json``. The same data may be in another folder
+    now."""
+    path = folder / ENVIRONMENT
+    if digest is None and (folder / CONFIG).exists() and path.exists():
+        digest = read_json(path).get("data", {}).get("digest")
+    if digest not in (None, dataset.digest):
         raise LabError(
             f"The data in {dataset.folder} is not what {folder} was trained on: its digest "
-            "differs. Restore the old data."
+            "differs. Restore the old data, or give the folder where it is now as --data."
         )
+
+
+def check_checkpoint(folder: Path, config: Config, dataset: Dataset, state: dict[str, Any]) -> None:
+    """Raise :class:`LabError` if a checkpoint is of other settings or other data."""
+    check_data(folder, dataset, state["data"])
     then, now = state["config"], config.flat()
     for key in sorted(set(then) & set(now) - FREE - BY_DIGEST):
         if then[key] != now[key]:
@@ -161,11 +171,14 @@ def keep_tokenizer(data: Path, folder: Path) -> None:
 def revision() -> str:
     """The commit of the running source, followed by "+" if there are uncommitted changes.
     "unknown" for an installed package."""
-    here = Path(__file__).resolve().parent
+    source = Path(__file__).resolve()
+    here = source.parent
     try:
+        # An environment inside a project is within the project's repository, and not of it.
+        _git(here, "ls-files", "--error-unmatch", source.name)
         commit = _git(here, "rev-parse", "HEAD")
         return commit + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
