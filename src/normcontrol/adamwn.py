@@ -18,7 +18,8 @@ from normcontrol.control import NormControl
 from normcontrol.distributed.ranks import is_mixed
 from normcontrol.groups.members import Controlled, marks_of_decay
 from normcontrol.law import Law
-from normcontrol.schedule import Value, is_jax
+from normcontrol.numbers import is_jax
+from normcontrol.schedule import Value
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.folded import FoldedStepper
 from normcontrol.steppers.stepper import PlainStepper

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from reprlib import repr as short
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from normcontrol.numbers import check_finite, is_number, numbers, plain
 from normcontrol.warn import warn
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class Schedule:
         """Make plain numbers of numpy's and torch's, and refuse what is no finite number."""
         kind = type(self).__name__
         for name, value in vars(self).items():
-            object.__setattr__(self, name, _plain(value))
+            object.__setattr__(self, name, plain(value))
         for name, f in getattr(self, "__dataclass_fields__", {}).items():
             value = getattr(self, name)
             if f.type != "float":
                 continue
-            if not _is_number(value):
+            if not is_number(value):
                 raise TypeError(f"{kind} got {name}={value!r}, which is no number. Give one.")
             if not math.isfinite(value):
                 raise ValueError(f"{kind} got {name}={value}: give a finite number.")
@@ -74,33 +74,6 @@ class Schedule:
         axes.plot(grid, [self(step) for step in grid], **style)
         axes.set_xlabel("step")
         return axes
-
-
-def _plain(value: Any) -> Any:
-    """Return a number of numpy or torch as one of Python, whose ``repr`` can be read back."""
-    if hasattr(value, "item"):
-        with suppress(RuntimeError, ValueError):  # of several numbers, which is refused
-            return value.item()
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether this is a number. Digits are none, and neither are truth values."""
-    return isinstance(value, float | int) and not isinstance(value, bool)
-
-
-def _numbers(values: Iterable[Any]) -> tuple[float, ...]:
-    """Return these as floats. Raise a TypeError if one of them is no number."""
-    found = tuple(map(_plain, values))
-    if not all(map(_is_number, found)):
-        raise TypeError
-    return tuple(map(float, found))
-
-
-def _check_finite(kind: str, values: Iterable[float]) -> None:
-    for value in values:
-        if not math.isfinite(value):
-            raise ValueError(f"{kind} got the value {value}: give finite numbers.")
 
 
 def _floating(step: Tensor) -> Tensor:
@@ -190,7 +163,7 @@ class piecewise(Schedule):
 
     def __init__(self, *points: tuple[float, float]) -> None:
         try:
-            pairs = tuple((s, v) for s, v in map(_numbers, points))
+            pairs = tuple((s, v) for s, v in map(numbers, points))
         except (TypeError, ValueError):
             raise TypeError(
                 f"piecewise got {', '.join(map(short, points))}: every point is a pair of numbers, "
@@ -204,7 +177,7 @@ class piecewise(Schedule):
                 "steps must increase and be finite. Give (step, value) pairs in the order of their "
                 "steps."
             )
-        _check_finite("piecewise", [v for _, v in self.points])
+        check_finite("piecewise", [v for _, v in self.points])
 
     def value(self, step: Tensor) -> Tensor:
         # A sum of ramps needs no table on the device and no branch, so that it can be compiled.
@@ -241,8 +214,8 @@ class trace(Schedule):
 
     def __init__(self, values: Iterable[float], steps: Iterable[float] | None = None) -> None:
         try:
-            recorded = _numbers(values)
-            at = _numbers(range(len(recorded)) if steps is None else steps)
+            recorded = numbers(values)
+            at = numbers(range(len(recorded)) if steps is None else steps)
         except (TypeError, ValueError):
             found = f"the values {short(values)}" + f" at {short(steps)}" * (steps is not None)
             raise TypeError(
@@ -254,7 +227,7 @@ class trace(Schedule):
                 f"trace got {len(recorded)} values at {len(at)} steps: it needs at least one "
                 "value, a step for each value, and steps that increase and are finite."
             )
-        _check_finite("trace", recorded)
+        check_finite("trace", recorded)
         object.__setattr__(self, "values", recorded)
         object.__setattr__(self, "steps", at)
         object.__setattr__(self, "_tables", {})
@@ -427,10 +400,10 @@ class custom(Schedule):
 
     def _check(self, value: Any, step: Tensor) -> None:
         try:
-            is_number = torch.as_tensor(value).numel() in (1, step.numel())
+            fits = torch.as_tensor(value).numel() in (1, step.numel())
         except (TypeError, ValueError, RuntimeError):
-            is_number = False
-        if not is_number:
+            fits = False
+        if not fits:
             raise ValueError(
                 f"{self!r} returned {value!r}, which is no number: a schedule is a function of the "
                 "step that returns a number for every step. Correct the function."
@@ -460,12 +433,6 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     )
 }
 """The schedules that a checkpoint may contain, by name. Add your own here."""
-
-
-def is_jax(given: Any) -> bool:
-    """True for an array or a function of JAX or optax. Neither of them is imported."""
-    module = getattr(given, "__module__", None) if callable(given) else type(given).__module__
-    return str(module).partition(".")[0] in ("jax", "jaxlib", "optax")
 
 
 def check_range(name: str, schedule: float | Schedule, low: float, high: float, why: str) -> None:

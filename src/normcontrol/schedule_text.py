@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from normcontrol.schedule import SCHEDULES, Schedule, Value, custom, is_jax
+from normcontrol.numbers import is_jax
+from normcontrol.schedule import SCHEDULES, Schedule, Value, custom
 
 
 def to_text(value: Any) -> Any:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "normcontrol"
 
 LAYERS = [
-    {"warn", "law", "scope", "schedule", "schedule_text", "target", "wrapper"},
+    {"warn", "numbers", "law", "scope", "schedule", "schedule_text", "target", "wrapper"},
     {"weights"},
     {"mechanisms"},
     {"distributed"},
