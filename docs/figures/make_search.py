@@ -49,6 +49,7 @@ LONGEST = RESULTS.with_name("longest-tiny")
 REMARKS = RESULTS.with_name("remarks-tiny")
 KEPT = RESULTS.with_name("kept-tiny")
 REPEATED = RESULTS.with_name("repeated-tiny")
+ROUNDS = RESULTS.with_name("rounds-tiny")
 REPEATED_ARMS = [
     protocol.name(arm) for protocol in (search.USUAL, repeated.REPEATED) for arm in repeated.ARMS
 ]
@@ -210,7 +211,8 @@ if __name__ == "__main__":
     )
     for folder, study in tuned:
         print(table(evidence(folder), study.ARMS), claims(folder), sep="\n\n", end="\n\n")
-    runs = evidence(REPEATED)
-    print(table(runs, REPEATED_ARMS), claims(REPEATED), fit(runs), sep="\n\n", end="\n\n")
+    for folder in (REPEATED, ROUNDS):
+        runs = evidence(folder)
+        print(table(runs, REPEATED_ARMS), claims(folder), fit(runs), sep="\n\n", end="\n\n")
     for folder in (REMARKS, KEPT):
         print(claims(folder), longer(evidence(folder)), sep="\n\n", end="\n\n")

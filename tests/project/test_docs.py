@@ -231,11 +231,11 @@ def test_the_pages_of_search_have_the_tables_of_their_results(monkeypatch):
         page = (ROOT / f"docs/{name}.md").read_text()
         assert make_search.table(make_search.evidence(folder), study.ARMS) in page
         assert make_search.claims(folder) in page
-    if make_search.REPEATED.exists():
-        text = (ROOT / "docs/repeated.md").read_text()
-        found = make_search.evidence(make_search.REPEATED)
+    text = (ROOT / "docs/repeated.md").read_text()
+    for folder in (make_search.REPEATED, make_search.ROUNDS):
+        found = make_search.evidence(folder)
         assert make_search.table(found, make_search.REPEATED_ARMS) in text
-        assert make_search.claims(make_search.REPEATED) in text
+        assert make_search.claims(folder) in text
         assert make_search.fit(found) in text
     for folder in (make_search.REMARKS, make_search.KEPT):
         assert make_search.claims(folder) in page

@@ -59,8 +59,14 @@ def test_both_arms_have_as_many_trials_and_seeds():
         assert (counts[f"{arm}, repeated text", True], counts[arm, True]) == (40, 20)
 
 
+def test_the_control_is_the_setting_that_repeated_tested():
+    (control,) = {cell.settings for cell in named() if cell.arm == rounds.TUNED_BEFORE}
+    assert dict(control) == {"lr": 8.5e-3, "weight_decay": 1.0, "warmup": 210, "min_lr": 0.03}
+
+
 def test_warm_ups_go_beyond_those_of_repeated():
-    found = {c.config.optim.warmup for c in named() if c.config.data.unique_tokens}
+    again = [f"{arm}, repeated text" for arm in (ADAMW, ADAMWN)]
+    found = {c.config.optim.warmup for c in named() if c.arm in again}
     assert found <= {60, 120, 210, 300, 390, 480}
     assert max(found) > 300
 
