@@ -44,7 +44,7 @@ OVERVIEW = (
     ("settle-tiny", "lower", "600", "constant", "6 and 7 trials"),
     ("search-tiny", "lower", "600", "constant", "48 trials each"),
     ("rise-tiny", "lower", "600", "rises", "48 trials each"),
-    ("repeated-tiny", "lower", "600", "constant, text seen ten times", "48 trials each"),
+    ("rounds-tiny", "lower", "600", "constant, text seen ten times", "48 trials each"),
     ("follow-tiny", "level", "600", "the norm of an AdamW run", "AdamW's settings"),
     ("walk-tiny", "lower", "600", "AdamW's end, as a random walk", "AdamW's settings"),
     ("tuned-walk-tiny", "level", "600", "grows as a random walk", "48 trials each"),

@@ -28,6 +28,7 @@ from normcontrol.lab.studies import (
     remarks,
     repeated,
     rise,
+    rounds,
     search,
     shape,
     tuned_walk,
@@ -125,6 +126,19 @@ def fit(found: Evidence) -> str:
     return "\n".join(lines)
 
 
+def tuned_before(found: Evidence) -> str:
+    """AdamWN on the repeated text beside AdamW with the settings of each of its two searches."""
+    again = rounds.AGAIN.name
+    (before,) = found.trials(rounds.TUNED_BEFORE)
+    after, ours = tested(found, again(ADAMW)), tested(found, again(ADAMWN))
+    lines = ["| AdamW, repeated text | settings | mean loss | AdamWN minus it |"]
+    lines.append("| --- | --- | --- | --- |")
+    for name, trial in (("as `rounds` tuned it", after), ("as `repeated` tuned it", before)):
+        settings = trial.cells[0].trial
+        lines.append(f"| {name} | {settings} | {trial.mean():.4f} | {difference(ours, trial)} |")
+    return "\n".join(lines)
+
+
 def claims(folder: Path = RESULTS) -> str:
     """The outcome of every claim."""
     lines = ["| claim | outcome | numbers |", "| --- | --- | --- |"]
@@ -214,5 +228,6 @@ if __name__ == "__main__":
     for folder in (REPEATED, ROUNDS):
         runs = evidence(folder)
         print(table(runs, REPEATED_ARMS), claims(folder), fit(runs), sep="\n\n", end="\n\n")
+    print(tuned_before(runs), end="\n\n")
     for folder in (REMARKS, KEPT):
         print(claims(folder), longer(evidence(folder)), sep="\n\n", end="\n\n")

@@ -237,6 +237,7 @@ def test_the_pages_of_search_have_the_tables_of_their_results(monkeypatch):
         assert make_search.table(found, make_search.REPEATED_ARMS) in text
         assert make_search.claims(folder) in text
         assert make_search.fit(found) in text
+    assert make_search.tuned_before(found) in text
     for folder in (make_search.REMARKS, make_search.KEPT):
         assert make_search.claims(folder) in page
         assert make_search.longer(make_search.evidence(folder)) in page
