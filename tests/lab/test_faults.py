@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import re
 import shutil
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,11 @@ def lab(tmp_path_factory) -> Laboratory:
         if scene.name not in STOPS:
             continue
         stopped = made.new(folder / scene.name, scene)
-        if STOPS[scene.name].error == KILL:
-            assert killed(scene, stopped, STOPS[scene.name])
+        fault = copy(STOPS[scene.name])  # it counts; the laboratory may be made again
+        if fault.error == KILL:
+            assert killed(scene, stopped, fault)
         else:
-            with STOPS[scene.name].injected():
+            with fault.injected():
                 assert scene.run(stopped).refused
         made.stopped.mkdir(exist_ok=True)
         (stopped / scene.name).rename(made.stopped / scene.name)
