@@ -319,7 +319,7 @@ def adapted(given: Group, live: Group) -> Group:
     remembers of its steps.
     """
     control = {name: x for name, x in live[CONTROL].items() if name not in MEMORIES}
-    ours = {key: live[key] for key in ("weight_decay",) if key in live}
+    ours = {"weight_decay": live["weight_decay"]} if "weight_decay" in live else {}
     return {**given, **ours, CONTROL: ControlState(control)}
 
 

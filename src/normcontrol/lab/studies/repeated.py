@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import settle
-from normcontrol.lab.studies.horizon import change
+from normcontrol.lab.studies.horizon import gains
 from normcontrol.lab.studies.search import USUAL, Protocol, level, lower, searched
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN
 from normcontrol.lab.study.cells import Cell, Study
@@ -48,13 +48,9 @@ def of_both(scale: str, done: Results, again: Protocol, once: Protocol) -> list[
     return sorted(found, key=lambda cell: cell.seed if cell.part == "test" else 0)
 
 
-def gains(again: Protocol, once: Protocol) -> Claim:
-    return Claim(
-        "gains from repetition",
-        f"{ADAMWN} gains on {ADAMW} from text seen once to {again.condition}.",
-        f"the 95 % interval of the change of {ADAMWN} minus {ADAMW} lies above zero",
-        change(once, again, ADAMWN),
-    )
+def gains_from_repetition(again: Protocol, once: Protocol) -> Claim:
+    says = f"{ADAMWN} gains on {ADAMW} from text seen once to {again.condition}."
+    return gains("gains from repetition", says, once, again, ADAMWN)
 
 
 STUDY = Study(
@@ -65,6 +61,6 @@ STUDY = Study(
     (
         lower("lower", REPEATED.name(ADAMW), REPEATED.name(ADAMWN)),
         level("level", REPEATED.name(ADAMW), REPEATED.name(ADAMWN)),
-        gains(REPEATED, USUAL),
+        gains_from_repetition(REPEATED, USUAL),
     ),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normcontrol.lab.studies.growth import SHORT
-from normcontrol.lab.studies.repeated import REPEATED, gains, of_both
+from normcontrol.lab.studies.repeated import REPEATED, gains_from_repetition, of_both
 from normcontrol.lab.studies.search import Point, Protocol, lower, trial
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN
 from normcontrol.lab.study.cells import Cell, Study
@@ -45,5 +45,8 @@ STUDY = Study(
     "The study repeated once more: AdamW and AdamWN tuned again on a text that is seen ten times, "
     "with longer warm-ups, and tested with new seeds.",
     AGAIN.name(ADAMW),
-    (lower("lower", AGAIN.name(ADAMW), AGAIN.name(ADAMWN)), gains(AGAIN, ONCE)),
+    (
+        lower("lower", AGAIN.name(ADAMW), AGAIN.name(ADAMWN)),
+        gains_from_repetition(AGAIN, ONCE),
+    ),
 )
