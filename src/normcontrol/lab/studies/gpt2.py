@@ -3,6 +3,8 @@
 AdamW, AdamC, and AdamWN with the paper's target and with a gain of 0.8, all from GPT-2's own start.
 Nothing is tuned here: every setting follows by a stated rule from what ``settle`` chose at 45 M
 weights. The plan is in docs/gpt2.md.
+
+A control was added with results in view: AdamW with more decay. No claim is about it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config, preset
 
 PAPERS, GAIN = "AdamWN, ratio 2", "AdamWN, gain 0.8"
+
+MORE_DECAY = {"AdamW, 3 times the decay": 3, "AdamW, 6 times the decay": 6}
+"""By arm of the control."""
 
 SEEDS = range(151, 154)
 """No study was run with them before."""
@@ -66,6 +71,9 @@ PLANS = {
 
 def settings(plan: Plan, arm: str) -> dict[str, Any]:
     """What distinguishes an arm."""
+    if arm in MORE_DECAY:
+        decay = round(MORE_DECAY[arm] * plan.decay(ADAMW), 3)
+        return {"optimizer": ADAMW, "weight_decay": decay}
     if arm in plan.tuned:
         return {"optimizer": arm, "weight_decay": plan.decay(arm)}
     if arm == GAIN:
@@ -74,23 +82,20 @@ def settings(plan: Plan, arm: str) -> dict[str, Any]:
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
-    """Seed by seed, so that whole seeds are finished whenever it is stopped."""
+    """Seed by seed, so that whole seeds are finished whenever it is stopped; then the control."""
     if scale not in PLANS:
         raise LabError(
             f"gpt2 has no plan for the scale {scale}: small is GPT-2 124M on 200 million tokens, "
             "tiny a rehearsal, and the paper's own runs are the studies figure2 to figure4."
         )
     plan = PLANS[scale]
-    return [
-        Cell(
-            arm,
-            seeded(plan.base.with_(lr=plan.lr, **settings(plan, arm)), seed),
-            seed,
-            part="seeds",
-        )
-        for seed in SEEDS
-        for arm in (ADAMW, PAPERS, GAIN, ADAMC)
-    ]
+
+    def cell(arm: str, seed: int, part: str) -> Cell:
+        config = plan.base.with_(lr=plan.lr, **settings(plan, arm))
+        return Cell(arm, seeded(config, seed), seed, part=part)
+
+    planned = [cell(arm, seed, "seeds") for seed in SEEDS for arm in (ADAMW, PAPERS, GAIN, ADAMC)]
+    return planned + [cell(arm, SEEDS[0], "control") for arm in MORE_DECAY]
 
 
 STUDY = Study(
