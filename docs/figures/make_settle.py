@@ -249,6 +249,29 @@ def paper_model() -> str:
     return table(rows)
 
 
+def more_decay() -> str:
+    """The arms of the study ``gpt2`` in the seed of its control, by their loss."""
+    found = evidence(GPT2)
+    seed = gpt2.SEEDS[0]
+    arms = (ADAMW, *gpt2.MORE_DECAY, ADAMC, gpt2.PAPERS, gpt2.GAIN)
+    trials = [trial for arm in arms for trial in found.trials(arm)]
+    adamw = trials[0]
+    rows = [["arm", "decay", "validation loss", "minus AdamW", "on owt", "minus AdamW"]]
+    rows[0] += ["last training loss", "final norm / initial", "final gain"]
+    rows.append(["---"] * len(rows[0]))
+    for trial in sorted(trials, key=lambda trial: -trial.by_seed[seed].value("val_loss")):
+        values = trial.by_seed[seed].value
+        losses: list[str] = []
+        for key in ("val_loss", "val_loss_owt"):
+            less = "-" if trial is adamw else str(difference(trial, adamw, key, [seed]))
+            losses += [f"{values(key):.4f}", less]
+        decay = trial.config.optim.weight_decay
+        decay_or_dash = "-" if trial.config.optim.optimizer == ADAMWN else f"{decay:.3f}"
+        rest = [f"{values('loss'):.4f}", f"{values('ratio'):.2f}", f"{values('gain'):.2f}"]
+        rows.append([trial.arm, decay_or_dash, *losses, *rest])
+    return table(rows)
+
+
 def course(found: Evidence, arm: str = ADAMWN) -> str:
     """An arm minus AdamW along the run, in the fresh seeds that both have."""
     rows = [["after step", f"{arm} minus AdamW", f"pairs in which {arm} is above"], ["---"] * 3]
@@ -318,7 +341,7 @@ def main() -> None:
         found = evidence(folder)
         parts = [part(found) for part in (tuning, seeds, differences, course, decays)]
         print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
-    print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), sep="\n\n")
+    print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), more_decay(), sep="\n\n")
     print(larger_model(), at_adamws_norm(MATCHED), at_adamws_norm(CATCHUP), sep="\n\n")
     draw(found, HERE / "settle.png")
 

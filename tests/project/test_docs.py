@@ -290,6 +290,7 @@ def test_the_page_of_settle_has_the_tables_of_its_results(scale, monkeypatch):
     assert make_settle.confirmed() in page
     assert make_settle.muons() in (ROOT / "docs/muon.md").read_text()
     assert make_settle.paper_model() in (ROOT / "docs/gpt2.md").read_text()
+    assert make_settle.more_decay() in (ROOT / "docs/gpt2.md").read_text()
     if scale == "tiny":
         assert make_settle.course(found) in page
 

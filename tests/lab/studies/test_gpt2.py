@@ -50,11 +50,21 @@ def test_the_papers_target_rises_over_a_twentieth_of_the_steps_to_twice_the_norm
     assert [target_at(cell.config, step) for step in (0, 76, 152, 3050)] == [1.0, 1.5, 2.0, 2.0]
 
 
-def test_each_seed_has_all_arms_and_none_was_run_before():
-    made = cells("small")
-    assert Counter(c.seed for c in made) == dict.fromkeys(gpt2.SEEDS, 4)
+def test_each_seed_has_all_planned_arms_and_none_was_run_before():
+    planned = [c for c in cells("small") if c.part == "seeds"]
+    assert Counter(c.seed for c in planned) == dict.fromkeys(gpt2.SEEDS, 4)
     before = [*settle.SEEDS, *settle.MORE, *confirm.SEEDS, *search.SEEDS, *growth.SEEDS]
     assert not {*before, *remarks.SEEDS} & set(gpt2.SEEDS)
+
+
+def test_the_control_is_adamw_with_multiples_of_its_decay_in_one_seed_and_in_no_claim():
+    adamw = next(c for c in cells("small") if c.arm == ADAMW)
+    control = [c for c in cells("small") if c.part == "control"]
+    for cell, factor in zip(control, (3, 6), strict=True):
+        decay = adamw.config.optim.weight_decay * factor
+        assert cell.config == adamw.config.with_(weight_decay=round(decay, 3))
+        assert cell.seed == adamw.seed
+        assert not any(cell.arm in claim.says for claim in gpt2.STUDY.claims)
 
 
 def test_a_scale_without_a_plan_gets_a_sentence():
