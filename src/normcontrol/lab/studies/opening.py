@@ -5,18 +5,16 @@ It finds the study and checks its folder. It runs nothing.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
-import sys
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from normcontrol.lab import own_files
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.files import read_json
+from normcontrol.lab.own_files import OwnFile
 from normcontrol.lab.studies import STUDIES, challenge
 from normcontrol.lab.study.cells import Cell, Cells, Data, Study
 from normcontrol.lab.study.ledger import STUDY, Ledger
@@ -37,7 +35,7 @@ def load(name: str, settings: Mapping[str, Any] | None = None, out: Path | None 
     """
     if settings is not None:
         return challenge.study(settings)
-    if ".py" in name:
+    if own_files.split(name)[0]:
         return _from_file(name, out)
     if name == challenge.NAME:
         raise LabError("A challenge is run by a command of its own: normcontrol challenge.")
@@ -49,55 +47,25 @@ def load(name: str, settings: Mapping[str, Any] | None = None, out: Path | None 
     return STUDIES[name]
 
 
-def _file_and_function(name: str) -> tuple[str, str]:
-    """The two parts of ``path/to/file.py:function``; the function may be omitted.
-
-    >>> _file_and_function("own.py:rates"), _file_and_function("own.py")
-    (('own.py', 'rates'), ('own.py', ''))
-    """
-    path, _, function = name.rpartition(":")
-    return (path, function) if path.endswith(".py") else (name, "")
-
-
 def _same(one: str, other: str) -> bool:
     """True if two names are of the same study. A file is the same by whatever path it is given, and
     after it was moved: its cells are known by their settings."""
-    (path, function), (other_path, other_function) = map(_file_and_function, (one, other))
+    (path, function), (other_path, other_function) = map(own_files.split, (one, other))
     return Path(path).name == Path(other_path).name and (
         (function or OWN) == (other_function or OWN)
     )
 
 
-def _find_file(path: str, out: Path | None) -> Path:
-    places = [Path(), *(out.absolute().parents if out else ())]
-    found = next((file for place in places if (file := place / path).exists()), None)
-    if found is None:
-        beside = f" The study in {out} needs it." if out else ""
-        raise LabError(
-            f"There is no file {path!r} with a study.{beside} Give it as path/to/file.py:function"
-            f"{', or call the command from the folder that the path begins in' if out else ''}."
-        )
-    return found
-
-
 def _from_file(name: str, out: Path | None) -> Study:
-    path, function = _file_and_function(name)
-    file = _find_file(path, out)
-    # Its name is no other module's, whatever the file is called. A dataclass in it needs its entry
-    # in sys.modules.
-    spec = importlib.util.spec_from_file_location(f"normcontrol study {file.stem}", file.absolute())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    # As for a script, its neighbours can be imported, but hide no other module.
-    if (folder := str(file.absolute().parent)) not in sys.path:
-        sys.path.append(folder)
-    with _told(path, file):
-        spec.loader.exec_module(module)
+    path, function = own_files.split(name)
+    beside = f" The study in {out} needs it." if out else ""
+    called = ", or call the command from the folder that the path begins in" if out else ""
+    missing = f"{beside} Give it as path/to/file.py:function{called}."
+    file = own_files.find(path, out, f"There is no file {path!r} with a study.{missing}")
+    module = own_files.module(file, OWN)
     found = getattr(module, function or OWN, None)
     if isinstance(found, Study):
-        return replace(found, cells=_guarded(found.cells, path, file))
+        return replace(found, cells=_guarded(found.cells, file))
     if not callable(found):
         known = [
             key
@@ -110,37 +78,18 @@ def _from_file(name: str, out: Path | None) -> Study:
             f"{nearest(function, known) if known else 'It has none at all.'}"
         )
     about = " ".join((found.__doc__ or "").split())
-    return Study(f"{file.stem}-{found.__name__}", _guarded(found, path, file), about)
+    return Study(f"{file.path.stem}-{found.__name__}", _guarded(found, file), about)
 
 
-def _guarded(cells: Cells, path: str, file: Path) -> Cells:
+def _guarded(cells: Cells, file: OwnFile) -> Cells:
     """The function of a user's study, with its errors as sentences."""
 
     def guarded(scale: str, done: Results) -> Iterable[Cell]:
-        with _told(path, file):
+        with own_files.told(file, OWN):
             found = cells(scale, done)
             return list(found) if isinstance(found, Iterator) else found
 
     return guarded
-
-
-@contextlib.contextmanager
-def _told(path: str, file: Path) -> Iterator[None]:
-    """Say in which line of a user's file an error was raised."""
-    try:
-        yield
-    except LabError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(file.absolute())]
-        if isinstance(error, SyntaxError) and error.filename == str(file.absolute()):
-            lines = [error.lineno]  # it was not run
-        line = f", line {lines[-1]}" if lines else ""
-        raise LabError(
-            f"{path}{line}: {''.join(traceback.format_exception_only(error)[-1:]).strip()}. This "
-            "is an error of the study's own file: correct it there, and give the command again."
-        ) from error
 
 
 def open_folder(out: Path, name: str | None = None) -> Ledger:
