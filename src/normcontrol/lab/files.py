@@ -26,6 +26,15 @@ DIGEST = "sha256"
 """The key of a JSON file under which the checksum of its other content is stored."""
 
 
+def folder_name(text: str) -> str:
+    """The text as the name of a folder, without what a path or a shell would read.
+
+    >>> folder_name("tiny mine.py:Lion")
+    'tiny-mine.py-Lion'
+    """
+    return "".join(c if c.isalnum() or c in ".=" else "-" for c in text)
+
+
 class Draft:
     """A file while it is written. ``path`` is where it will be; it may be changed until then."""
 

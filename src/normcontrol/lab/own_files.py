@@ -56,6 +56,10 @@ class OwnFile:
     def sha256(self) -> str:
         return hashlib.sha256(self.content).hexdigest()
 
+    def described(self) -> dict[str, str]:
+        """What a record keeps of it."""
+        return {"file": self.path.name, "sha256": self.sha256, "text": decode_source(self.content)}
+
 
 def find(path: str, out: Path | None, missing: str) -> OwnFile:
     """Read a file. Its path begins in the working directory, or above the folder ``out`` that was

@@ -39,12 +39,17 @@ class Method:
         """True if the method changes the model, so that it takes that in place of parameters."""
         return next(iter(inspect.signature(self.build).parameters)) == "model"
 
+    @property
+    def settings(self) -> set[str]:
+        """The names of its settings, with those that it passes on to Adam."""
+        _, *takes = inspect.signature(self.build).parameters
+        return {"eps", "fused", "foreach", *takes} - {"adam"} if "adam" in takes else set(takes)
+
     def __call__(self, params: Any, **settings: Any) -> list[Optimizer]:
         """Construct the method's optimizers. Settings that the method does not have are ignored."""
-        takes = inspect.signature(self.build).parameters
-        known = set(takes) | ({"eps", "fused", "foreach"} if "adam" in takes else set())
+        takes = self.settings
         built = self.build(
-            params, **{key: value for key, value in settings.items() if key in known}
+            params, **{key: value for key, value in settings.items() if key in takes}
         )
         return built if isinstance(built, list) else [built]
 

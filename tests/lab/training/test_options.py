@@ -13,7 +13,8 @@ from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.config import Config, Model, Optim, preset
 from normcontrol.lab.training.loop import train
 from normcontrol.lab.training.model import GPT
-from normcontrol.lab.training.optimizers import build, known_name
+from normcontrol.lab.training.optimizer_names import known_name
+from normcontrol.lab.training.optimizers import build
 from normcontrol.lab.training.options import CHOICES, CONDITIONS, OFF, USES, check_used, unused
 
 BY_ALL = {"optimizer", "lr", "min_lr", "schedule", "warmup", "decay", "clip"}

@@ -41,18 +41,20 @@ def run(args: Sequence[str]) -> int:
             "Several processes were started, and each would choose a folder of its own. Give a "
             "common one as --out."
         )
+    from normcontrol.lab.files import folder_name
     from normcontrol.lab.report.run_progress import Board
     from normcontrol.lab.text import in_shell
     from normcontrol.lab.training.checkpoint import latest
     from normcontrol.lab.training.loop import train
     from normcontrol.lab.training.metrics import read
+    from normcontrol.lab.training.optimizer_names import known_name
     from normcontrol.lab.training.options import check_used
     from normcontrol.lab.training.parallel import leave
     from normcontrol.lab.training.run_folder import CHECKPOINTS, check_same, free_name
 
     check_used(flags.config, given(args))
-    method = flags.config.optim.optimizer
-    out = flags.resume or flags.out or free_name(Path("runs"), f"{flags.preset}-{method}")
+    new = folder_name(f"{flags.preset} {known_name(flags.config.optim.optimizer)}")
+    out = flags.resume or flags.out or free_name(Path("runs"), new)
     if flags.resume:
         check_same(out, flags.config)
         say_where(out, flags.config.run.steps)

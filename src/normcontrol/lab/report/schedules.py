@@ -8,9 +8,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from normcontrol.lab.own_files import without_folder
 from normcontrol.lab.report.figure_files import save
 from normcontrol.lab.training.config import Config, check
-from normcontrol.lab.training.optimizers import is_controlled, known_name, lr_at, target_at
+from normcontrol.lab.training.optimizer_names import known_name
+from normcontrol.lab.training.optimizers import is_controlled, lr_at, target_at
 
 DECAYS: dict[str, Callable[[float, float], float]] = {
     **dict.fromkeys(("AdamW", "AdamW-13a", "Muon"), lambda lr, peak: lr),
@@ -63,5 +65,5 @@ def draw(config: Config, path: Path) -> None:
             ax.set_ylim(bottom=0)
         ax.set(title=name, xlabel="step")
         ax.grid(linewidth=0.5)
-    figure.suptitle(f"{config.optim.optimizer}, {config.run.steps:,} steps")
+    figure.suptitle(f"{without_folder(config.optim.optimizer)}, {config.run.steps:,} steps")
     save(figure, path, dpi=130)

@@ -7,12 +7,15 @@ arm of a seed starts from the same weights and sees the same batches in the same
 from __future__ import annotations
 
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from normcontrol.lab import own_files
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.ranges import Count, check_value
 from normcontrol.lab.study.cells import Cell, Story, Study
@@ -20,10 +23,13 @@ from normcontrol.lab.study.comparison import BUDGET
 from normcontrol.lab.study.records import Results, config_of
 from normcontrol.lab.study.verdict import Row, Verdict
 from normcontrol.lab.training.config import Config, check, field_type
-from normcontrol.lab.training.optimizers import TORCH, known_name
+from normcontrol.lab.training.optimizer_names import TORCH, known_name, located
 from normcontrol.lab.training.options import OFF, check_used, unused
 
 NAME = "challenge"
+
+ARM = re.compile(r"(?P<name>[^:(]*)(?P<arguments>(?:\(.*\))?)(?::(?P<changes>.*))?", re.DOTALL)
+"""An arm as text, behind the path of a user's file."""
 
 RATIO = "the baseline's final ratio"
 """A placeholder for a number that is known after the baseline is trained."""
@@ -71,7 +77,8 @@ KNOWN = {
 
 def parse_arm(text: str) -> Arm:
     """An arm from its name and changes: "adamwn", "scaled", "adamw:weight_decay=0.05",
-    "adamwn:gain=0.8", "adamwn:ratio=2.4,scope=tensor".
+    "adamwn:gain=0.8", "adamwn:ratio=2.4,scope=tensor", "SGD(momentum=0.9):lr=0.1", or
+    "path/to/file.py:NAME:lr=0.1" for an optimizer of the user's own.
 
     >>> arm = parse_arm("adamw:weight_decay=0.05")
     >>> arm.name
@@ -79,18 +86,13 @@ def parse_arm(text: str) -> Arm:
     >>> arm.changes
     {'optimizer': 'AdamW', 'ratio': None, 'gain': None, 'weight_decay': 0.05}
     """
-    name, _, rest = text.partition(":")
-    known = KNOWN.get(name.lower())
-    if known is None:
-        try:
-            spelled = known_name(name)
-        except LabError:
-            raise LabError(
-                f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(TORCH)])}"
-            ) from None
-        known = Arm(spelled, _free(spelled))
-    changes = {}
-    for pair in filter(None, rest.split(",")):
+    path, call = own_files.split(text)
+    found = ARM.fullmatch(call)
+    if found is None:
+        raise LabError(f"The arm {text!r} should be NAME:key=value,key=value.")
+    known = _known(path, found["name"].strip(), found["arguments"])
+    changes: dict[str, Any] = {}
+    for pair in filter(None, (found["changes"] or "").split(",")):
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals:
@@ -116,6 +118,23 @@ def parse_arm(text: str) -> Arm:
         {**known.changes, **other_target, **changes},
         tuple(changes),
     )
+
+
+def _known(path: str, name: str, arguments: str) -> Arm:
+    """The arm without its changes. ``path`` is that of a user's file, ``arguments`` are those of
+    the optimizer with their parentheses; either may be empty."""
+    given = f"{path}:{name}" if path else name
+    known = KNOWN.get(given.lower())
+    if known is None:
+        try:
+            spelled = known_name(given)
+        except LabError:
+            raise LabError(
+                f"There is no arm {name!r}. {nearest(name, [*KNOWN, *sorted(TORCH)])}"
+            ) from None
+        known = Arm(spelled, _free(given if path else spelled))
+    optimizer = known.changes["optimizer"] + arguments
+    return Arm(known.name + arguments, {**known.changes, "optimizer": optimizer})
 
 
 def _read(key: str, text: str) -> Any:
@@ -190,10 +209,13 @@ def check_settings(settings: Mapping[str, Any], given: Sequence[str] = ()) -> No
             raise LabError(f"{key}={base.flat()[key]} {why[-1]}")
 
 
-def study(settings: Mapping[str, Any]) -> Study:
-    """The study with these settings."""
+def study(settings: Mapping[str, Any], out: Path | None = None) -> Study:
+    """The study with these settings, in the folder ``out``."""
     base, seeds = config_of(settings["config"]), settings["seeds"]
-    arms = all_arms(settings["arms"])
+    arms = [
+        replace(arm, changes={**arm.changes, "optimizer": located(arm.changes["optimizer"], out)})
+        for arm in all_arms(settings["arms"])
+    ]
 
     def cells(scale: str, done: Results) -> list[Cell]:
         wanted = []

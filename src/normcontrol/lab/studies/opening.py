@@ -34,7 +34,7 @@ def load(name: str, settings: Mapping[str, Any] | None = None, out: Path | None 
     A challenge is made from its settings.
     """
     if settings is not None:
-        return challenge.study(settings)
+        return challenge.study(settings, out)
     if own_files.split(name)[0]:
         return _from_file(name, out)
     if name == challenge.NAME:

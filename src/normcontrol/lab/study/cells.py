@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.own_files import without_folder
 from normcontrol.lab.training.config import Config, differences, plain
 from normcontrol.lab.training.run_folder import BY_DIGEST, FREE
 
@@ -47,7 +48,9 @@ class Cell:
     def trial(self) -> str:
         """The settings in words, the same for all seeds."""
         return " ".join(
-            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+            f"{key}={value:g}"
+            if isinstance(value, float)
+            else f"{key}={without_folder(str(value))}"
             for key, value in self.settings
         )
 
@@ -71,6 +74,8 @@ class Data:
 
     digest: str
     also: Mapping[str, str] = field(default_factory=dict)
+    optimizer: str = ""
+    """The digest of the user's file with the optimizer, if it is in one."""
 
 
 def grid(
@@ -116,7 +121,9 @@ def identity(config: Config, data: Data) -> str:
         for key, (_, new) in differences(Config(), config).items()
         if key not in FREE | BY_DIGEST
     }
-    content = json.dumps([relevant, data.digest, dict(sorted(data.also.items()))], sort_keys=True)
+    parts = [relevant, data.digest, dict(sorted(data.also.items()))]
+    parts += [data.optimizer] if data.optimizer else []
+    content = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

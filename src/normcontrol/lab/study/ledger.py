@@ -17,10 +17,11 @@ from typing import Any
 
 from normcontrol.lab.data import batches
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.files import claimed, digest_of, read_json, write_json
+from normcontrol.lab.files import claimed, digest_of, folder_name, read_json, write_json
 from normcontrol.lab.study.cells import Cell, Data, Study
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config, differences
+from normcontrol.lab.training.optimizer_names import file_of, located
 
 STUDY, WORK, RUNS = "study.json", "work", "arms"
 
@@ -67,12 +68,15 @@ class Ledger:
     def placed(self, config: Config) -> Config:
         """A config with the data of this folder, where it differs from the study's own."""
         changes: dict[str, Any] = {"data": self.data} if self.data is not None else {}
-        return config.with_(**changes, **({"also_validate": self.also} if self.also else {}))
+        changes |= {"also_validate": self.also} if self.also else {}
+        changes["optimizer"] = located(config.optim.optimizer, self.out)
+        return config.with_(**changes)
 
     def data_of(self, config: Config) -> Data:
         """The digests of what a run trains and validates on. They are computed once and stored in
         the folder."""
-        placed = self.placed(config).data
+        whole = self.placed(config)
+        placed, optimizer = whole.data, file_of(whole)
         key = json.dumps(
             [
                 "given" if self.data is not None else placed.data,
@@ -91,7 +95,8 @@ class Ledger:
                     "--out, or restore the old data."
                 )
             self.digests[key] = found
-        return self.digests[key]
+        found = self.digests[key]
+        return found if optimizer is None else replace(found, optimizer=optimizer.sha256)
 
     @property
     def cache(self) -> Path:
@@ -102,8 +107,7 @@ class Ledger:
         if not self.study.keeps_runs:
             return self.out / WORK / id
         name = f"{cell.arm} {cell.trial}".strip()
-        readable = "".join(c if c.isalnum() or c in ".=" else "-" for c in name).lower()
-        return self.out / RUNS / readable / f"seed-{cell.seed}"
+        return self.out / RUNS / folder_name(name).lower() / f"seed-{cell.seed}"
 
     def results(self) -> Results:
         return Results.load(self.out, self.data_of)

@@ -20,6 +20,7 @@ from typing import Any
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import DIGEST, digest_of, read_bytes, read_text, write_text
+from normcontrol.lab.own_files import without_folder
 from normcontrol.lab.study.cells import Cell, Data, identity
 from normcontrol.lab.training.config import Config
 from normcontrol.lab.training.run_folder import BY_DIGEST, FREE
@@ -92,17 +93,19 @@ def summarise(
             "The validation loss after the last step is not below that of the untrained model.",
         )
     skipped = max((line["skipped"] for line in lines if "skipped" in line), default=0)
-    settings = {
-        key: _without_folders(value) for key, value in json.loads(json.dumps(config.flat())).items()
-    }
-    return Record(
-        id, settings, _public(environment), status, final, skipped, round(seconds, 2), error, curves
-    )
+    about = _settings(config), _public(environment)
+    return Record(id, *about, status, final, skipped, round(seconds, 2), error, curves)
 
 
 def has_diverged(error: str) -> bool:
     """True if a run ended with this error because its loss or gradient was not finite."""
     return "not finite" in error
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """The settings as a record has them: as JSON returns them, without folders."""
+    read = json.loads(json.dumps(config.flat()))
+    return {key: _without_folders(value) for key, value in read.items()}
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
@@ -116,7 +119,10 @@ def _without_folders(value: Any) -> Any:
     identified by its digest."""
     if isinstance(value, list):
         return [_without_folders(one) for one in value]
-    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+    if isinstance(value, str):
+        value = without_folder(value)
+        return Path(value).name if value.startswith("/") else value
+    return value
 
 
 def _public(environment: dict[str, Any]) -> dict[str, Any]:
@@ -278,7 +284,7 @@ class Results(Mapping[str, Record]):
         record = self._records.get(identity(cell.config, self.data(cell.config)))
         if record is None:
             return None
-        mine = json.loads(json.dumps(cell.config.flat()))
+        mine = _settings(cell.config)
         checked = mine.keys() & record.config.keys() - FREE - BY_DIGEST
         if any(record.config[key] != mine[key] for key in checked):
             return None

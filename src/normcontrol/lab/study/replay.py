@@ -83,9 +83,9 @@ def replay(
     with tempfile.TemporaryDirectory() as work, local(workers) as execute:
 
         def again(cell: Cell, record: Record) -> Job:
-            data = {key: value for key, value in cell.config.flat().items() if key in BY_DIGEST}
+            places = {key: cell.config.flat()[key] for key in (*BY_DIGEST, "optimizer")}
             config = config_of(record.config).with_(
-                **data, device=device, tensorboard=False, wandb=""
+                **places, device=device, tensorboard=False, wandb=""
             )
             return Job(
                 record.id,
@@ -94,6 +94,7 @@ def replay(
                 Path(work) / record.id,
                 ledger.cache,
                 record.environment.get("threads"),
+                optimizer=ledger.data_of(cell.config).optimizer,
             )
 
         for job, now in execute(again(*one) for one in found.values()):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.study.cells import Cell, unique
+from normcontrol.lab.study.cells import Cell, identity, unique
 from normcontrol.lab.study.executors import Execute, local
 from normcontrol.lab.study.ledger import WORK, Ledger
 from normcontrol.lab.study.records import Record, Results, write
@@ -27,6 +27,7 @@ MARGIN = 1.1
 """A cell is started only if this many times its expected duration is left."""
 
 BY_HAND, TIME_IS_UP = "stopped by hand", "the time is up"
+CHANGED = "the file of an optimizer was changed"
 
 
 @dataclass
@@ -150,6 +151,9 @@ class Runner:
                 and time.monotonic() + MARGIN * self._expected(cell.config) > self.deadline
             ):
                 self.stopped = self.stopped or TIME_IS_UP
+            data = self.ledger.data_of(cell.config)
+            if identity(cell.config, data) != id:
+                self.stopped = self.stopped or CHANGED
             if self.stopped:
                 return
             yield Job(
@@ -159,6 +163,7 @@ class Runner:
                 self.ledger.run_folder(id, cell),
                 self.ledger.cache,
                 keep=self.ledger.study.keeps_runs,
+                optimizer=data.optimizer,
             )
 
     def _expected(self, config: Config) -> float:

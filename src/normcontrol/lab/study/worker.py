@@ -21,6 +21,7 @@ from normcontrol.lab.study.records import Record, has_diverged, summarise
 from normcontrol.lab.training import metrics, parallel
 from normcontrol.lab.training.config import Config, differences
 from normcontrol.lab.training.loop import Status, train
+from normcontrol.lab.training.optimizer_names import file_of
 from normcontrol.lab.training.run_folder import (
     BY_DIGEST,
     CHECKPOINTS,
@@ -28,6 +29,7 @@ from normcontrol.lab.training.run_folder import (
     ENVIRONMENT,
     FREE,
     NOT_FINITE,
+    digest_of_optimizer,
     free_name,
 )
 from normcontrol.lab.training.warm import Warm
@@ -55,6 +57,8 @@ class Job:
     """The number of threads of torch on a CPU; None for the process's own."""
     keep: bool = False
     """Keep the run folder after the record is stored."""
+    optimizer: str = ""
+    """The digest of the user's file with the optimizer, if it is in one."""
 
 
 _warm = Warm()
@@ -77,6 +81,7 @@ def run_cell(job: Job, show: Show = silent) -> Record | None:
         if world.first:
             _adopt(job)
         world.wait()
+        _check_file(job)
         done = train(
             job.config,
             job.folder,
@@ -126,15 +131,25 @@ def _spent(job: Job) -> float:
     return float(read_json(path, "seconds")["seconds"]) if path.exists() else 0.0
 
 
+def _check_file(job: Job) -> None:
+    """Refuse an optimizer whose file is not the one that the cell is named by."""
+    file = file_of(job.config)
+    if file is not None and file.sha256 != job.optimizer:
+        raise LabError(
+            f"{file.given} was changed after the study had begun. Give the same command again, for "
+            "runs with the new file."
+        )
+
+
 def _adopt(job: Job) -> None:
     """Make a run folder that is there usable for the job. If only its data has moved, the run goes
     on with the data where it is now: a cell is identified by the digest of its data. A run with
-    other settings is renamed."""
+    other settings, or with another file of the user's own, is renamed."""
     path = job.folder / CONFIG
     if not path.exists():
         return
     changed = set(differences(Config.load(path), job.config))
-    if not changed <= FREE | BY_DIGEST:
+    if not changed <= FREE | BY_DIGEST or digest_of_optimizer(job.folder) != job.optimizer:
         job.folder.rename(free_name(job.folder.parent, f"{job.folder.name}-earlier"))
     elif not changed <= FREE:
         job.config.save(path)

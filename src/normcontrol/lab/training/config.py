@@ -15,6 +15,7 @@ from typing import Any, Literal, get_type_hints
 
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.files import read_json, write_json
+from normcontrol.lab.own_files import without_folder
 from normcontrol.lab.ranges import (
     Average,
     Count,
@@ -90,8 +91,9 @@ class Optim:
     """The optimizer, its learning rate, and the control of the norm."""
 
     optimizer: str = "AdamWN"
-    """Name of the optimizer: AdamWN, another method of `normcontrol methods`, or any optimizer of
-    torch.optim."""
+    """Name of the optimizer: AdamWN, another method of `normcontrol methods`, any optimizer of
+    torch.optim, or path/to/file.py:NAME for one of your own. Arguments may follow:
+    "SGD(momentum=0.9)"."""
     lr: Positive = 1e-3
     """Peak learning rate."""
     min_lr: Fraction = 0.1
@@ -317,8 +319,11 @@ def preset(name: str) -> Config:
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two configs differ, as {name: (old, new)}."""
+    """The fields in which two configs differ, as {name: (old, new)}. An optimizer in a user's file
+    is the same in any folder."""
     then, now = old.flat(), new.flat()
+    for flat in (then, now):
+        flat["optimizer"] = without_folder(flat["optimizer"])
     return {key: (then[key], now[key]) for key in then if then[key] != now[key]}
 
 

@@ -38,7 +38,7 @@ def sqrt_decay(config: Config, named: Named, options: Mapping[str, Any]) -> Opti
     than AdamW's elsewhere."""
     o = config.optim
     rate = sqrt_lr_times(o.weight_decay**2 * o.lr)
-    return AdamWN(_groups(named), ratio=0.0, rate=rate, order="before", **options)
+    return AdamWN(two_groups(named), ratio=0.0, rate=rate, order="before", **options)
 
 
 def replayed(config: Config, named: Named, options: Mapping[str, Any]) -> Optimizer:
@@ -51,7 +51,7 @@ def replayed(config: Config, named: Named, options: Mapping[str, Any]) -> Optimi
             "shrink, at steps that are spread evenly over the run."
         )
     fraction = _over_the_run(values, steps)
-    groups = _groups(named)
+    groups = two_groups(named)
     groups[0] |= {"replay": values, STEP: 0}
     matrices = [p for _, p in groups[0]["params"]]
     optimizer = AdamW(groups, weight_decay=0.0, **options)
@@ -76,7 +76,7 @@ def angle_matched(config: Config, named: Named, options: Mapping[str, Any]) -> O
         raise LabError("AdamW-angle needs the gain of the run whose relative steps it makes.")
     if any(hasattr(p, "device_mesh") for _, p in named):
         raise LabError("AdamW-angle measures whole matrices: run it in one process, or with ddp.")
-    groups = _groups(named)
+    groups = two_groups(named)
     groups[0] |= {"weight_decay": o.weight_decay, "gain": o.gain}
     matrices = [p for _, p in groups[0]["params"]]
     norm = o.gain * math.sqrt(sum(p.shape[0] for p in matrices))
@@ -101,7 +101,7 @@ def followed(config: Config, named: Named, options: Mapping[str, Any]) -> Optimi
             "initial one, at steps that are spread evenly over the run."
         )
     ratio = _over_the_run(path, config.run.steps)
-    return AdamWN(_groups(named), ratio=ratio, rate=1.0, **options)
+    return AdamWN(two_groups(named), ratio=ratio, rate=1.0, **options)
 
 
 def _over_the_run(values: Sequence[float], steps: int) -> trace:
@@ -109,7 +109,7 @@ def _over_the_run(values: Sequence[float], steps: int) -> trace:
     return trace(values, [(i + 1) * steps / len(values) for i in range(len(values))])
 
 
-def _groups(named: Named) -> list[dict[str, Any]]:
+def two_groups(named: Named) -> list[dict[str, Any]]:
     """The matrices, which are decayed, and the rest, which is not."""
     found = [[(n, p) for n, p in named if (p.dim() >= 2) == matrix] for matrix in (True, False)]
     return [{"params": params} for params in found if params]

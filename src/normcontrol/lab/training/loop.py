@@ -35,6 +35,7 @@ from normcontrol.lab.training.loss import IGNORED
 from normcontrol.lab.training.metrics import NOTHING, Log, Mark
 from normcontrol.lab.training.model import GPT
 from normcontrol.lab.training.not_finite import BadSteps
+from normcontrol.lab.training.optimizer_names import file_of, located
 from normcontrol.lab.training.optimizers import build, lr_at, target_at
 from normcontrol.lab.training.options import check_used
 from normcontrol.lab.training.parallel import World
@@ -42,6 +43,7 @@ from normcontrol.lab.training.run_folder import (
     CHECKPOINTS,
     check_checkpoint,
     check_data,
+    check_optimizer,
     check_same,
     describe_run,
     keep_tokenizer,
@@ -97,6 +99,7 @@ def train(
         True if the run is finished, False if it was interrupted and a checkpoint was saved.
     """
     check(config)
+    config = config.with_(optimizer=located(config.optim.optimizer, out))
     world = parallel.join(config.run.device)
     device = choose(config.run.device, world.local_rank)
     dtype = precision(config.run.precision, device)
@@ -131,6 +134,7 @@ def _train(
     # Data: every process reads the same shards and takes its own rows of each batch.
     dataset = _load_data(config, world, cache)
     check_data(out, dataset)
+    check_optimizer(out, file_of(config))
     rows = config.data.tokens_per_step // config.model.context
     mine, micro = world.share(rows, config.data.micro_batch)
     train_batches = batches.Batches(
@@ -155,6 +159,8 @@ def _train(
     model = warm.place(model, device) if world.size == 1 else model.to(device)
     parallel.shard(model, world, config.run.parallel, dtype, device)
     optimizers = build(config, model)
+    # The learning rate of each group, relative to that of the run: 1, but for a user's own.
+    shares = [[group["lr"] / config.optim.lr for group in opt.param_groups] for opt in optimizers]
 
     # Resume: load weights, optimizers and step from the newest checkpoint, and truncate the metrics
     # to their size at that checkpoint.
@@ -170,7 +176,8 @@ def _train(
         del state
     log = stack.enter_context(Log(out, config, writes=world.first, keep=logged, first=first))
     if world.first:
-        write_environment(out, describe_run(device, world.size, dataset), first)
+        environment = describe_run(device, world.size, dataset, file_of(config))
+        write_environment(out, environment, first)
         keep_tokenizer(dataset.folder, out)
 
     # Computation: fp32 weights, bf16 autocast if chosen, and compiled on GPUs.
@@ -216,9 +223,9 @@ def _train(
 
     for step in range(first, steps + 1):
         lr = lr_at(config, step)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+        for optimizer, its in zip(optimizers, shares, strict=True):
+            for group, share in zip(optimizer.param_groups, its, strict=True):
+                group["lr"] = share * lr
 
         loss = torch.zeros((), device=device)
         for i in range(accumulation):

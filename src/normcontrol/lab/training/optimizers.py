@@ -1,9 +1,8 @@
 """Builds the optimizers of a run from its config, and computes the learning rate of every step.
 
-An optimizer is chosen by name: one of torch.optim, a published method, or a control of a study. It
-gets nanoGPT's two parameter groups: matrices, which are regularised, and the rest, which is not.
-Methods whose authors exclude the embeddings too get the groups of their authors. This file may not
-know about data, the training loop or devices.
+An optimizer gets nanoGPT's two parameter groups: matrices, which are regularised, and the rest,
+which is not. Methods whose authors exclude the embeddings too get the groups of their authors. This
+file may not know about data, the training loop or devices.
 """
 
 from __future__ import annotations
@@ -13,15 +12,18 @@ import inspect
 import math
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from normcontrol import AdamWN, NormControl, linear, predict, trace
-from normcontrol.lab.errors import LabError, nearest
+from normcontrol.lab import own_files
+from normcontrol.lab.errors import LabError
 from normcontrol.lab.training.config import Config, Optim
-from normcontrol.lab.training.controls import CONTROLS
+from normcontrol.lab.training.controls import CONTROLS, Named, two_groups
+from normcontrol.lab.training.optimizer_names import TORCH, Choice, chosen, is_own, known_name
 from normcontrol.methods import METHODS, hidden
+
+ADAMW = Choice("AdamW")
 
 DEFAULT_RATIO = 2.0
 """The ratio of the paper's best run, Figure 3."""
@@ -30,40 +32,6 @@ RELATIVE = 8.0
 """The length of a Hyperball step of a hidden matrix, relative to its norm, in multiples of the
 learning rate. The other weights take Adam's steps. Adam's own steps have about this length, 0.23 lr
 for each weight, if the weights have an rms of 0.03."""
-
-# These optimizers need a closure or sparse gradients, which the training loop does not provide.
-UNFIT = {"LBFGS", "SparseAdam", "Optimizer"}
-TORCH: dict[str, type[Optimizer]] = {
-    name: kind
-    for name, kind in vars(torch.optim).items()
-    if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in UNFIT
-}
-# Some methods change the model. QK-Clip needs attention logits, which the model does not return.
-NEED_MORE = [name for name, found in METHODS.items() if found.takes_model or name == "QK-Clip"]
-OURS = [name for name in METHODS if name not in NEED_MORE]
-
-
-def known_name(given: str) -> str:
-    """The name of an optimizer in its usual spelling, whatever the case of the given one.
-
-    >>> known_name("adamwn"), known_name("sgd")
-    ('AdamWN', 'SGD')
-    """
-    names = [*OURS, *CONTROLS, *sorted(TORCH)]
-    for name in names:
-        if name.lower() == given.lower():
-            return name
-    if given.lower() in {name.lower() for name in UNFIT}:
-        raise LabError(
-            f"{given} needs a closure or sparse gradients, which the training loop does not "
-            "provide. Choose another optimizer."
-        )
-    if given.lower() in {name.lower() for name in NEED_MORE}:
-        raise LabError(
-            f"{given} is a method of the library that needs more than an optimizer is given by "
-            "the training loop: the model, or its attention logits. Choose another optimizer."
-        )
-    raise LabError(f"There is no optimizer {given!r}. {nearest(given, names)}")
 
 
 @functools.lru_cache(maxsize=8)
@@ -81,7 +49,7 @@ def is_controlled(o: Optim) -> bool:
     """True if the norm is controlled, to a ratio or to a gain."""
     name = known_name(o.optimizer)
     given = o.ratio is not None or o.gain is not None
-    return name == "AdamWN" or (given and name in TORCH)
+    return name == "AdamWN" or (given and (name in TORCH or is_own(name)))
 
 
 def target_at(config: Config, step: int, initial_gain: float | None = None) -> float | None:
@@ -123,34 +91,39 @@ def lr_at(config: Config, step: int) -> float:
 
 
 def build(config: Config, model: nn.Module) -> list[Optimizer]:
-    """The optimizers of a run: one, or two if the first accepts only hidden matrices (Muon)."""
-    o, name = config.optim, known_name(config.optim.optimizer)
+    """The optimizers of a run: one, or two if the first accepts only hidden matrices (Muon), or
+    those of the user's own."""
+    o, choice = config.optim, chosen(config.optim.optimizer)
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     try:
-        if name == "Muon":
+        if choice.file is not None:
+            with own_files.told(choice.file, "optimizer"):
+                return _own(config, choice, model, named)
+        if choice.name == "Muon":
             inside, rest = (group["params"] for group in hidden(model))
             return [
-                _one(config, "Muon", inside),
-                _one(config.with_(optimizer="AdamW", ratio=None, gain=None), "AdamW", rest),
+                _one(config, choice, inside),
+                _one(config.with_(optimizer="AdamW", ratio=None, gain=None), ADAMW, rest),
             ]
-        if name in CONTROLS:
-            return [CONTROLS[name](config, named, _options(o, TORCH["AdamW"], named))]
-        if name == "AdamWN" and o.hidden_only:
-            return [_adamwn(config, hidden(model), _options(o, TORCH["AdamW"], named))]
-        return (
-            [_one(config, name, named)]
-            if name in TORCH or name == "AdamWN"
-            else _method(config, name, model)
-        )
+        if choice.name in CONTROLS:
+            return [CONTROLS[choice.name](config, named, _options(o, ADAMW, named))]
+        if choice.name == "AdamWN":
+            groups = hidden(model) if o.hidden_only else two_groups(named)
+            if o.norm_layers:
+                groups = [{**group, "controlled": True} for group in groups]
+            target = {"rate": o.rate, "scope": o.scope, **_target(config)}
+            return [AdamWN(groups, **target, **_options(o, choice, named))]
+        if choice.name in TORCH:
+            return [_one(config, choice, named)]
+        return _method(config, choice, model, named)
     except ValueError as error:
         raise LabError(f"{o.optimizer} does not accept these settings. {error}") from error
 
 
-def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
+def _method(config: Config, choice: Choice, model: nn.Module, named: Named) -> list[Optimizer]:
     """A published method with the settings of the config that it takes. A method whose control
     starts or switches at a step does so after twice the warm-up."""
-    o, method = config.optim, METHODS[name]
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    o, method = config.optim, METHODS[choice.name]
     matrices = [
         {"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are}
         for are in (True, False)
@@ -168,50 +141,72 @@ def _method(config: Config, name: str, model: nn.Module) -> list[Optimizer]:
     if any(hasattr(p, "device_mesh") for _, p in named):
         del settings["fused"]
     return method(
-        hidden(model) if method.hidden else [g for g in matrices if g["params"]], **settings
+        hidden(model) if method.hidden else [g for g in matrices if g["params"]],
+        **{**settings, **choice.arguments},
     )
 
 
-def _one(config: Config, name: str, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
-    """AdamWN, or an optimizer of torch.optim, which :class:`NormControl` wraps if it is given a
-    target."""
-    o = config.optim
-    groups: list[dict[str, Any]] = [
-        {"params": [(n, p) for n, p in named if p.dim() >= 2]},
-        {"params": [(n, p) for n, p in named if p.dim() < 2]},
-    ]
-    groups = [group for group in groups if group["params"]]
-    kind = TORCH["AdamW"] if name == "AdamWN" else TORCH[name]
-    options = _options(o, kind, named)
-    if name == "AdamWN":
-        if o.norm_layers:
-            groups = [{**group, "controlled": True} for group in groups]
-        return _adamwn(config, groups, options)
-    decays = not is_controlled(o)
-    for group in groups:
-        if "weight_decay" in inspect.signature(kind).parameters:
-            group["weight_decay"] = (
-                o.weight_decay if decays and group["params"][0][1].dim() >= 2 else 0.0
+def _own(config: Config, choice: Choice, model: nn.Module, named: Named) -> list[Optimizer]:
+    """What a user's class or function constructs. Every weight must be in one of its groups."""
+    if not choice.takes_model:
+        made: Any = _one(config, choice, named)
+    elif is_controlled(config.optim):
+        raise LabError(
+            f"{choice.name} takes the model, so that it decides what is controlled: it cannot be "
+            "given a ratio or a gain. Let it take params, or put NormControl into it."
+        )
+    else:
+        made = choice.build(model, **_options(config.optim, choice, named))
+    optimizers = list(made) if isinstance(made, (list, tuple)) else [made]
+    if not all(isinstance(one, Optimizer) for one in optimizers):
+        raise LabError(
+            f"{choice.name} returned {str(made)[:60]}, where an optimizer of torch is needed, or a "
+            "list of them."
+        )
+    held = [id(p) for one in optimizers for group in one.param_groups for p in group["params"]]
+    for name, p in named:
+        if (times := held.count(id(p))) != 1:
+            raise LabError(
+                f"{choice.name} has {name} {times} times in the groups of its optimizers, and each "
+                "weight must be in one of them. Put it into one."
             )
-    base = kind(groups, **options)
-    return base if decays else NormControl(base, rate=o.rate, scope=o.scope, **_target(config))
+    return optimizers
 
 
-def _adamwn(config: Config, groups: list[dict[str, Any]], options: dict[str, Any]) -> AdamWN:
-    o = config.optim
-    return AdamWN(groups, rate=o.rate, scope=o.scope, **_target(config), **options)
+def _one(config: Config, choice: Choice, named: Named) -> Optimizer:
+    """An optimizer of torch.optim or of the user's own, which :class:`NormControl` wraps if it is
+    given a target."""
+    o, groups = config.optim, two_groups(named)
+    for group in groups:
+        is_matrix = group["params"][0][1].dim() >= 2
+        group |= _decay(o, choice) if is_matrix else dict.fromkeys(_decay(o, choice), 0.0)
+        if choice.file is not None:  # it may go through the tensors
+            group["params"] = [p for _, p in group["params"]]
+    base: Optimizer = choice.build(groups, **_options(o, choice, named))
+    if not is_controlled(o):
+        return base
+    return NormControl(base, rate=o.rate, scope=o.scope, **_target(config))
 
 
-def _options(
-    o: Optim, kind: type[Optimizer], named: list[tuple[str, nn.Parameter]]
-) -> dict[str, Any]:
-    """What an optimizer of torch takes of the config's settings."""
-    takes = inspect.signature(kind).parameters
-    options: dict[str, Any] = {"lr": o.lr, "betas": o.betas, "adjust_lr_fn": "match_rms_adamw"}
+def _decay(o: Optim, choice: Choice) -> dict[str, float]:
+    """The decay of the matrices, if the optimizer has one."""
+    takes = inspect.signature(choice.build).parameters
+    decay = 0.0 if is_controlled(o) else o.weight_decay
+    return {"weight_decay": decay} if "weight_decay" in takes else {}
+
+
+def _options(o: Optim, choice: Choice, named: Named) -> dict[str, Any]:
+    """What an optimizer takes of the config's settings, and its own arguments."""
+    takes = inspect.signature(choice.build).parameters
+    options: dict[str, Any] = {"lr": o.lr, "betas": o.betas}
+    if choice.file is None:
+        options["adjust_lr_fn"] = "match_rms_adamw"  # Muon's
+        if not any(hasattr(p, "device_mesh") for _, p in named):
+            options["fused"] = True
     options = {key: value for key, value in options.items() if key in takes}
-    if "fused" in takes and not any(hasattr(p, "device_mesh") for _, p in named):
-        options["fused"] = True
-    return options
+    if choice.file is not None:  # a function may have groups of its own
+        options |= _decay(o, choice)
+    return {**options, **choice.arguments}
 
 
 def _target(config: Config) -> dict[str, Any]:

@@ -14,7 +14,15 @@ from typing import Any
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import controls
 from normcontrol.lab.training.config import Config
-from normcontrol.lab.training.optimizers import OURS, TORCH, is_controlled, known_name, target_gain
+from normcontrol.lab.training.optimizer_names import (
+    OURS,
+    TORCH,
+    check_arguments,
+    chosen,
+    is_own,
+    known_name,
+)
+from normcontrol.lab.training.optimizers import is_controlled, target_gain
 from normcontrol.methods import METHODS
 
 CONTROL = {"ratio", "gain", "ratio_start", "ramp", "growth", "rate", "scope"}
@@ -48,6 +56,15 @@ USES: dict[str, set[str]] = {
 }
 if "Muon" in TORCH:
     USES["Muon"] |= USES["AdamW"]
+
+
+def uses(optimizer: str) -> set[str]:
+    """The settings that an optimizer uses, beside those that all of them use."""
+    if not is_own(optimizer):
+        return USES[known_name(optimizer)]
+    choice = chosen(optimizer)
+    taken = {"betas", "weight_decay"} & _taken(choice.build)
+    return taken if choice.takes_model else taken | CONTROL
 
 
 @dataclass(frozen=True)
@@ -99,14 +116,15 @@ def unused(config: Config, names: Iterable[str]) -> dict[str, str]:
     """Those of the named settings that have no effect in this config, and why: the end of a
     sentence, and what to do."""
     optimizer, found = known_name(config.optim.optimizer), {}
+    used = uses(config.optim.optimizer)
     for name in names:
         reasons = [
             (condition.why, condition.instead)
             for condition in CONDITIONS
             if name in condition.settings and not condition.holds(config)
         ]
-        if name in CHOICES - USES[optimizer]:
-            users = [other for other, uses in USES.items() if name in uses]
+        if name in CHOICES - used:
+            users = [other for other, its in USES.items() if name in its]
             few = f"choose {' or '.join(users)}" if len(users) < 4 else ""
             reasons.insert(0, (f"{optimizer} takes no {name}", few))
         for why, instead in reasons[:1]:
@@ -118,6 +136,7 @@ def unused(config: Config, names: Iterable[str]) -> dict[str, str]:
 def check_used(config: Config, given: Iterable[str] = ()) -> None:
     """Raise :class:`LabError` if a setting has no effect: one of those that were ``given``, by
     name, or one that can be off and is not; or if the ratio has no time to reach its target."""
+    check_arguments(config.optim.optimizer)
     values = config.flat()
     wished = [name for name, off in OFF.items() if values[name] != off]
     for name, why in unused(config, dict.fromkeys([*given, *wished])).items():

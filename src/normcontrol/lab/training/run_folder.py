@@ -25,6 +25,7 @@ from normcontrol.lab.data.batches import Dataset
 from normcontrol.lab.data.tokenizer import Trained
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.files import claimed, read_json, read_text, write_json, write_text
+from normcontrol.lab.own_files import OwnFile
 from normcontrol.lab.text import in_shell
 from normcontrol.lab.training.config import Config, differences
 from normcontrol.lab.training.device import describe
@@ -101,20 +102,43 @@ def check_data(folder: Path, dataset: Dataset, digest: str | None = None) -> Non
         )
 
 
+def check_optimizer(folder: Path, file: OwnFile | None) -> None:
+    """Raise :class:`LabError` if a run that is there was started with other code of the user's
+    own."""
+    if file is None or not (folder / CONFIG).exists():
+        return
+    if digest_of_optimizer(folder) not in ("", file.sha256):
+        raise LabError(
+            f"{file.given} is not what {folder} was trained with: its text has changed. Restore "
+            "the old file to resume this run, or start a new run."
+        )
+
+
+def digest_of_optimizer(folder: Path) -> str:
+    """The digest of the user's file with the optimizer of a run that is there, if it is known."""
+    path = folder / ENVIRONMENT
+    digest: str = read_json(path).get("optimizer", {}).get("sha256", "") if path.exists() else ""
+    return digest
+
+
 def check_checkpoint(folder: Path, config: Config, dataset: Dataset, state: dict[str, Any]) -> None:
     """Raise :class:`LabError` if a checkpoint is of other settings or other data."""
     check_data(folder, dataset, state["data"])
-    then, now = state["config"], config.flat()
-    for key in sorted(set(then) & set(now) - FREE - BY_DIGEST):
-        if then[key] != now[key]:
+    known = config.flat()
+    before = config.with_(**{key: v for key, v in state["config"].items() if key in known})
+    for key, (then, now) in differences(before, config).items():
+        if key not in FREE | BY_DIGEST:
             raise LabError(
-                f"{key} was {then[key]!r} when the checkpoint of step {state['step']} in {folder} "
-                f"was written, and {CONFIG} says {now[key]!r}. Restore {CONFIG} from a copy."
+                f"{key} was {then!r} when the checkpoint of step {state['step']} in {folder} "
+                f"was written, and {CONFIG} says {now!r}. Restore {CONFIG} from a copy."
             )
 
 
-def describe_run(device: torch.device, world: int, dataset: Dataset) -> dict[str, Any]:
+def describe_run(
+    device: torch.device, world: int, dataset: Dataset, optimizer: OwnFile | None = None
+) -> dict[str, Any]:
     """The content of ``environment.json``: software, machine and data of a run."""
+    own = {} if optimizer is None else {"optimizer": optimizer.described()}
     packages = ("torch", "numpy", "tokenizers", "tiktoken")
     return {
         "normcontrol": __version__,
@@ -133,6 +157,7 @@ def describe_run(device: torch.device, world: int, dataset: Dataset) -> dict[str
             "vocab": dataset.vocab,
             "tokenizer_sha256": dataset.tokenizer_sha256,
         },
+        **own,
     }
 
 
