@@ -30,7 +30,7 @@ LAYERS = [
 """From bottom to top. A module imports from its own folder and from the layers below it."""
 
 LAB_LAYERS = [
-    {"cores", "errors", "files", "ranges", "seeds", "text"},
+    {"cores", "errors", "files", "own_files", "ranges", "seeds", "text"},
     {"data"},
     {"training"},
     {"study"},
