@@ -49,6 +49,23 @@ def test_numbers_of_numpy_are_those_of_python():
     ]
 
 
+def test_an_axis_may_be_an_argument_of_the_optimizer():
+    """It is then a number of the trial, of which a verdict knows the lowest and the highest."""
+    base = Config().with_(optimizer="plans/mine.py:Lion(cautious=True)")
+    cells = grid("Lion", base, momentum=[0.9, 0.95], lr=[1e-3])
+    assert [cell.config.optim.optimizer for cell in cells] == [
+        f"plans/mine.py:Lion(cautious=True, momentum={value})" for value in (0.9, 0.95)
+    ]
+    assert cells[0].settings == (("momentum", 0.9), ("lr", 1e-3))
+    (cell,) = grid("SGD", base.with_(optimizer="SGD"), momentum=[0.9])
+    assert cell.config.optim.optimizer == "SGD(momentum=0.9)"
+
+
+def test_an_axis_that_is_neither_a_setting_nor_an_argument_is_refused():
+    with pytest.raises(LabError, match=r"'lrr' is not a setting .+ AdamWN has no such .+ mean lr"):
+        grid("A", Config(), lrr=[0.1])
+
+
 @pytest.mark.parametrize("axis", [{"seeds": 3}, {"lr": 1e-3}, {"scope": "row"}])
 def test_an_axis_that_is_one_value_is_refused(axis):
     with pytest.raises(LabError, match="is one value, and grid makes a cell for each value of a"):

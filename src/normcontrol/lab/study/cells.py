@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.own_files import without_folder
-from normcontrol.lab.training.config import Config, differences, plain
+from normcontrol.lab.training.config import PART_OF, Config, differences, plain
+from normcontrol.lab.training.optimizer_names import with_arguments
 from normcontrol.lab.training.run_folder import BY_DIGEST, FREE
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def grid(
     arm: str, base: Config, *, seeds: Iterable[int] = (0,), part: str = "", **axes: Sequence[Any]
 ) -> list[Cell]:
     """Every combination of the axes' values with every seed. Runs that share a seed share initial
-    weights and batches.
+    weights and batches. An axis is a setting of a run, or an argument of the optimizer.
 
     >>> [cell.label for cell in grid("AdamW", Config(), lr=[1e-3, 2e-3], seeds=[0, 1])][:3]
     ['AdamW lr=0.001 seed=0', 'AdamW lr=0.001 seed=1', 'AdamW lr=0.002 seed=0']
@@ -105,7 +106,13 @@ def grid(
     cells = []
     for *values, seed in itertools.product(*lists.values()):
         settings = dict(zip(axes, values, strict=True))
-        config = base.with_(**settings, **dict.fromkeys(SEEDS, seed))
+        config = base.with_(
+            **{key: value for key, value in settings.items() if key in PART_OF},
+            **dict.fromkeys(SEEDS, seed),
+        )
+        arguments = {key: value for key, value in settings.items() if key not in PART_OF}
+        if arguments:
+            config = config.with_(optimizer=with_arguments(config.optim.optimizer, arguments))
         cells.append(Cell(arm, config, seed, tuple(settings.items()), part))
     return cells
 

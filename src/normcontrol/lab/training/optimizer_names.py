@@ -21,7 +21,7 @@ from normcontrol import AdamWN
 from normcontrol.lab import own_files
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.own_files import OwnFile
-from normcontrol.lab.training.config import Config
+from normcontrol.lab.training.config import PART_OF, Config
 from normcontrol.lab.training.controls import CONTROLS
 from normcontrol.methods import METHODS
 
@@ -126,22 +126,16 @@ def chosen(text: str, out: Path | None = None) -> Choice:
     >>> chosen("sgd(momentum=0.9, nesterov=True)").arguments
     {'momentum': 0.9, 'nesterov': True}
     """
-    path, call = own_files.split(text)
-    found = CALL.fullmatch(call)
-    if found is None:
-        raise LabError(
-            f"optimizer={text!r} cannot be read: it is a name, and arguments in parentheses if "
-            "there are any, as in SGD(momentum=0.9)."
-        )
-    arguments = _arguments(text, found["arguments"] or "")
+    path = own_files.split(text)[0]
+    name, arguments = _read(text)
     if not path:
-        return Choice(known_name(call), arguments)
+        return Choice(known_name(name), arguments)
     missing = (
         f"There is no file {path!r} with an optimizer. Give it as path/to/file.py:NAME; the path "
         "begins in the working directory, or above the folder of the run or study."
     )
     file = own_files.find(path, out, missing)
-    return Choice(f"{file.path.name}:{found['name']}", arguments, file)
+    return Choice(f"{file.path.name}:{name}", arguments, file)
 
 
 def file_of(config: Config) -> OwnFile | None:
@@ -155,6 +149,25 @@ def located(text: str, out: Path | None) -> str:
     any folder."""
     file = chosen(text, out).file if is_own(text) else None
     return text if file is None else f"{file.path}:{own_files.split(text)[1]}"
+
+
+def with_arguments(text: str, arguments: Mapping[str, Any]) -> str:
+    """The text of ``--optimizer`` with these arguments in its parentheses.
+
+    >>> with_arguments("SGD(momentum=0.8, nesterov=True)", {"momentum": 0.9})
+    'SGD(momentum=0.9, nesterov=True)'
+    """
+    path = own_files.split(text)[0]
+    name, before = _read(text)
+    takes = None if path else Choice(known_name(name)).takes()
+    for key in arguments:
+        if takes is not None and key not in takes:
+            raise LabError(
+                f"{key!r} is not a setting of a run, and {name} has no such argument. "
+                f"{nearest(key, [*PART_OF, *sorted(takes)])}"
+            )
+    inside = ", ".join(f"{key}={value!r}" for key, value in {**before, **arguments}.items())
+    return f"{path}:{name}({inside})" if path else f"{name}({inside})"
 
 
 def check_arguments(text: str) -> None:
@@ -176,6 +189,17 @@ def check_arguments(text: str) -> None:
         else:
             why = f"{choice.name} takes no arguments."
         raise LabError(f"optimizer={text!r} cannot have {key} in its parentheses: {why}")
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    """The name without the path, and the arguments."""
+    call = CALL.fullmatch(own_files.split(text)[1])
+    if call is None:
+        raise LabError(
+            f"optimizer={text!r} cannot be read: it is a name, and arguments in parentheses if "
+            "there are any, as in SGD(momentum=0.9)."
+        )
+    return call["name"], _arguments(text, call["arguments"] or "")
 
 
 def _arguments(text: str, inside: str) -> dict[str, Any]:
