@@ -86,7 +86,7 @@ def test_defaults_come_from_the_preset_wherever_it_stands(words, capsys):
     [
         (
             "train",
-            "--optimizer if the same data, or the same file of an optimizer, is in another folder now. (",
+            "speed may be given too, and --data or --optimizer if their files were moved. (",
         ),
         ("train", "so that their joint norm is this times the square root of the number of their"),
         ("prepare", '"python" for the standard library, "openwebtext", or hf:OWNER/NAME@REVISION'),

@@ -24,8 +24,7 @@ class Train:
     """Folder of the run; by default a new one under runs/."""
     resume: Path | None = None
     """Continue the run in this folder, with its own settings. Only settings that change memory or
-    speed may be given too, and --data or --optimizer if the same data, or the same file of an
-    optimizer, is in another folder now."""
+    speed may be given too, and --data or --optimizer if their files were moved."""
     config: Config = field(default_factory=Config)
 
 
