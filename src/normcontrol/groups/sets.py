@@ -127,12 +127,6 @@ class WeightSet:
         )
         return target.detach(), scale.detach()
 
-    def make_tables(self, clock: Clock) -> None:
-        """Create the tables of traces, which must exist before a graph is captured."""
-        for schedule in self.given.values():
-            if isinstance(schedule, trace):
-                schedule.value(clock.step.to(self.initial.device, self.initial.dtype))
-
     @property
     def unit(self) -> Tensor:
         """What the scheduled target is a multiple of: ||theta_0|| for a ratio.
