@@ -16,6 +16,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from normcontrol.lab.studies import tuning
 from normcontrol.lab.studies.bases import base
 from normcontrol.lab.studies.claims_rules import (
     ADAMC,
@@ -312,15 +313,7 @@ def offsets(r: Ranges, adamwn: Cell) -> list[Cell]:
 
 def seeded(cell: Cell, seeds: tuple[int, ...], part: str) -> list[Cell]:
     """The cell with each seed."""
-    return [
-        replace(
-            cell,
-            config=cell.config.with_(init_seed=s, data_seed=s, dropout_seed=s),
-            seed=s,
-            part=part,
-        )
-        for s in seeds
-    ]
+    return [replace(cell, config=tuning.seeded(cell.config, s), seed=s, part=part) for s in seeds]
 
 
 def scaled(adamw: Cell, adamwn: Cell) -> Cell:
