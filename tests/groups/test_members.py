@@ -12,8 +12,6 @@ from torch.nn import Parameter
 
 from normcontrol import AdamWN, NormControl, linear, param_groups
 
-OTHERS = ["up.bias", "norm.weight", "norm.bias", "down.bias", "head.bias"]
-
 
 def controlled(opt) -> list[str]:
     """The names of all controlled tensors, over all sets."""
