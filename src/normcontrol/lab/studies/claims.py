@@ -209,27 +209,14 @@ def horizons(
     twice.
     """
     wanted: list[Cell] = []
+    same: dict[str, Any] = {"part": "horizon", "seeds": r.more}
     for _ in range(3):
         wanted += grid(
-            f"{ADAMW}{FEWER}",
-            adamw.with_(steps=r.fewer_steps),
-            part="horizon",
-            weight_decay=decays,
-            seeds=r.more,
+            f"{ADAMW}{FEWER}", adamw.with_(steps=r.fewer_steps), weight_decay=decays, **same
         )
-        wanted += grid(
-            f"{ADAMWN}{FEWER}",
-            adamwn.with_(steps=r.fewer_steps),
-            part="horizon",
-            ratio=ratios,
-            seeds=r.more,
-        )
-        wanted += grid(
-            ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=decays, seeds=r.more
-        )
-        wanted += grid(
-            ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=ratios, seeds=r.more
-        )
+        wanted += grid(f"{ADAMWN}{FEWER}", adamwn.with_(steps=r.fewer_steps), ratio=ratios, **same)
+        wanted += grid(ADAMW, adamw, lr=[adamw.optim.lr], weight_decay=decays, **same)
+        wanted += grid(ADAMWN, adamwn, lr=[adamwn.optim.lr], ratio=ratios, **same)
         if not done.done(wanted):
             break
         decay, ratio = (
