@@ -93,9 +93,10 @@ def layout_of(groups: Sequence[Group]) -> Layout:
 def checked_settings(
     groups: Sequence[Group], layout: Layout, checked: Sequence[Settings]
 ) -> list[Settings]:
-    """Return the settings of the groups as they were last checked, which may have been edited
-    since. They were ``checked`` in the groups of the layout; an entry that is new there is checked
-    when it is made."""
+    """Return the settings of every group as they were last checked: they may be edited since.
+
+    ``checked`` are those of the groups of the layout. Any other entry was checked when it was made.
+    """
     known = {id(old.control): s for old, s in zip(layout.groups, checked, strict=False)}
     return [known.get(id(group[CONTROL])) or settings_of(group) for group in groups]
 
