@@ -145,9 +145,8 @@ def source(given: str, column: str = "text") -> Source:
                 f"There is no text in the folder {path}: no file in it ends in "
                 f"{', '.join((*TEXT, *TABLES))}."
             )
-    for file in files:
-        if file.stat().st_size == 0 and len(files) == 1:
-            raise LabError(f"{file} is empty: it contains no text to train on.")
+    if len(files) == 1 and files[0].stat().st_size == 0:
+        raise LabError(f"{files[0]} is empty: it contains no text to train on.")
     return Source(str(path), files, column)
 
 
