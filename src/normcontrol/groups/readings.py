@@ -54,7 +54,7 @@ def reading(s: WeightSet, clock: Clock) -> Reading:
     is that of the current weights.
     """
     initial = s.scope.join(s.initial)
-    if s.last is None or s.parts is None:
+    if s.last is None:
         given = s.given[s.kind]
         if isinstance(given, Schedule):
             given = given.at(clock.step.to(s.initial.dtype), s.groups[0])

@@ -44,6 +44,9 @@ class WeightSet:
         columns: which of the group's parts these are; None if they are all, or share a norm.
     """
 
+    parts: Tensor
+    """The norm of every part, as a stepper last measured it. Not set before the first step."""
+
     def __init__(
         self,
         groups: list[Group],
@@ -111,8 +114,6 @@ class WeightSet:
         self.law_on_device: Callable[[Any, Any, Tensor | None], Tensor] | None = None
         """What applies the law to the norms that a stepper has on the device, with target, rate and
         ``skip``, in place of :meth:`join` and :meth:`apply_law`. A stepper sets it."""
-        self.parts: Tensor | None = None
-        """The norm of every part, as a stepper last measured it; None before the first step."""
         self.noted: tuple[Tensor | float, Tensor | float] | None = None
         """The target and the scale of the last step, as the controller left them."""
 
@@ -264,8 +265,8 @@ class WeightSet:
 
     def update_reference(self, clock: Clock, skip: Tensor | None) -> None:
         """Store the current norms as the reference of the parts whose control starts now."""
-        if self.start is None or self.parts is None or self.last is None:
-            return
+        assert self.start is not None
+        assert self.last is not None
         parts = self.last[1].abs() * self.parts  # the scale is 1 where control has not started
         norm = self.scope.join(parts)
         valid = torch.isfinite(norm) if skip is None else torch.isfinite(norm) & (skip == 0)
@@ -287,7 +288,7 @@ class WeightSet:
         of this set the weights are measured. The norms of shards are then the reference: a sum over
         ranks must not depend on who asks.
         """
-        if self.last is not None and self.parts is not None:
+        if self.last is not None:
             return self.scaled(self.parts.detach(), self.last[1])
         return self.initial if self.shards is not None else self.size(self.params, self.scope)
 
