@@ -21,7 +21,7 @@ def test_the_live_table_fills_in():
     live.show(two.label, Status(5, 10, 3.5, 1.2, None, None, 1e3, None))
     live.finished(one, fakes.record(one, 3.25), 1, 2)
     console = rich.Console(record=True, width=120, file=io.StringIO())
-    console.print(live.table())
+    console.print(live.table(120))
     text = console.export_text()
     assert "1 of 2 cells known so far" in text
     assert re.search(r"AdamW lr=0.001 +3.2500", text)

@@ -73,11 +73,11 @@ class LiveTable(Lines):
         self.count = (done, wanted)
         self.live.update(self.table())
 
-    def table(self) -> Any:
+    def table(self, width: int | None = None) -> Any:
         """All trials by their seeds, and under them the cells that are running."""
         from rich.text import Text
 
-        width = self.live.console.width
+        width = width or self.live.console.width
         seeds = sorted({seed for row in self.rows.values() for seed in row})
         headings = ["trial", *(f"seed {seed}" for seed in seeds)]
         rows = [(name, *(row.get(seed, "") for seed in seeds)) for name, row in self.rows.items()]
