@@ -325,8 +325,7 @@ class WeightSet:
         """Return the roots of the amounts of something that the tensors have: weights, outputs."""
         if self.shards is not None and self.is_joint_over_ranks:
             return self.scope.join(self.shards.unit_norms(amounts))
-        sizes = self.scope.sizes(self.params)
-        pairs = zip(amounts, sizes, strict=True)
+        pairs = zip(amounts, self.counts, strict=True)
         counts = [math.sqrt(amount / n) for amount, n in pairs for _ in range(n)]
         units = torch.tensor(counts, dtype=self.initial.dtype, device=self.initial.device)
         return self.scope.join(units if self.shards is None else self.shards.known(units))

@@ -151,8 +151,9 @@ def change_settings(
     _refill(group[CONTROL], settings)
     check_group(index, group, optimizer)
     scope = state_of(group)["scope"]
-    for name, p in controlled_params(group, index) if scope != before["scope"] else ():
-        check_axes(parse_scope(scope), name, p)
+    if scope != before["scope"]:
+        for name, p in controlled_params(group, index):
+            check_axes(parse_scope(scope), name, p)
 
 
 def _moved(group: Group, settings: Settings, optimizer: Optimizer) -> dict[str, Any]:

@@ -138,7 +138,8 @@ class Plan:
     """
 
     def __init__(self, adam: Any, sets: Sequence[WeightSet]) -> None:
-        for used in (name for s in sets for name in s.mechanisms & USE_UPDATES):
+        used = next((name for s in sets for name in s.mechanisms & USE_UPDATES), None)
+        if used is not None:
             raise Unfit(f"{used}= needs the weights before the step")
         planned = [s for s in sets if s.scope.axes is None and "size" not in s.mechanisms]
         slots = {p: i for i, p in enumerate(p for s in planned for p in s.params)}

@@ -243,9 +243,10 @@ class SetPasses:
 
     def measure(self) -> Tensor:
         """Return the norms of all parts."""
-        with self.parts.on_device:
-            for passes in () if self.is_one_pass else self.passes:
-                passes.measure()
+        if not self.is_one_pass:
+            with self.parts.on_device:
+                for passes in self.passes:
+                    passes.measure()
         return self.parts.norms
 
     def by_law(self, target: Any, rate: Any, skip: Tensor | None) -> Tensor:

@@ -47,14 +47,8 @@ def _rows(opt: NormControl, s: WeightSet, readings: dict[str, Reading]) -> list[
     if s.is_joint_over_ranks:  # the share of each tensor in the norm is not known
         tensors: Any = [[], [], [], [], []]
     else:
-        sizes = s.scope.sizes(s.params)
-        tensors = (
-            s.names,
-            s.params,
-            s.whole(s.initial).split(sizes),
-            s.whole(s.part_norms()).split(sizes),
-            s.outputs,
-        )
+        norms = (s.whole(known).split(s.counts) for known in (s.initial, s.part_norms()))
+        tensors = (s.names, s.params, *norms, s.outputs)
     for name, p, first, now, outputs in zip(*tensors, strict=True):
         target = "" if s.scope.joint else _number(readings[name].target.norm().item())
         numbers = _numbers(first.norm().item(), now.norm().item(), outputs**0.5)
