@@ -234,7 +234,7 @@ class Trained:
         needed = []
         for _ in range(steps):
             self()
-            needed.append(plan.needed.clone())
+            needed.append(plan.parts.needed.clone())
         return torch.stack(needed).float().mean().item()
 
 

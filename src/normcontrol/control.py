@@ -339,8 +339,6 @@ class NormControl(Wrapper):
         self._before = [s for s in self.sets if s.order == "before"]
         self._after = [s for s in self.sets if s.order == "after"]
         self._has_shards = any(s.shards is not None for s in self.sets)
-        for s in self.sets:
-            s.make_tables(self.clock)
         self._turns.note(self.param_groups)
         self.stepper.prepare(self.sets, self.sharing)
         self._seen = seen or changes.checked_settings(self.param_groups, self._layout, self._seen)

@@ -79,7 +79,7 @@ class Band:
     low: float
 
     def __post_init__(self) -> None:
-        """Make a plain number of numpy's and torch's, whose ``repr`` could not be read back."""
+        """Convert a number of numpy or torch to Python's: its ``repr`` could not be read back."""
         if hasattr(self.low, "item"):
             object.__setattr__(self, "low", self.low.item())
 

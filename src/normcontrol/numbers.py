@@ -1,5 +1,5 @@
-"""Numbers as users give them: made plain, refused if they are none, recognised if they are JAX's.
-What they are for is not known here."""
+"""Numbers as users give them: converted to Python's, refused if they are no numbers, recognised if
+they are JAX's. What they are for is not known here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plain(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether this is a number. Digits are none, and neither are truth values."""
+    """Return whether this is a number. Texts and truth values are not."""
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 

@@ -30,7 +30,7 @@ class Schedule:
     """Base class of all schedules. Steps count from 1; step 0 is the state before training."""
 
     def __post_init__(self) -> None:
-        """Make plain numbers of numpy's and torch's, and refuse what is no finite number."""
+        """Convert numbers of numpy and torch to Python's; refuse what is no finite number."""
         kind = type(self).__name__
         for name, value in vars(self).items():
             object.__setattr__(self, name, plain(value))

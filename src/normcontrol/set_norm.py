@@ -108,9 +108,7 @@ def own_groups(groups: list[Group]) -> list[Group]:
     """
     found = []
     for group, mark in zip(groups, marks_of_decay(groups), strict=True):
-        if isinstance(
-            group["params"], Iterator
-        ):  # it can be read once, and the caller needs it too
+        if isinstance(group["params"], Iterator):  # it can be read once: the caller needs it too
             group["params"] = list(group["params"])
         control = {name: group[CONTROL][name] for name in SHARES} if CONTROL in group else {}
         own = {name: group[name] for name in (*LISTS, *SHARES, *TARGETS) if name in group}

@@ -74,3 +74,6 @@ TARGETS: dict[str, Callable[[Units], Tensor]] = {
     "hold": hold,
 }
 """The kinds of target, by the name of the setting."""
+
+RELATIVE = ("ratio", "hold")
+"""The kinds of target that refer to the reference norm."""

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from normcontrol import AdamWN, NormControl, linear
-from normcontrol.groups.settings import FIXED, RELATIVE, setting_names
-from normcontrol.target import TARGETS
+from normcontrol.groups.settings import FIXED, setting_names
+from normcontrol.target import RELATIVE, TARGETS
 
 WEIGHT = torch.linspace(-1, 2, 12).reshape(3, 4)
 BASE = {"norm": 3.0, "rate": 0.5, "scope": "tensor"}

@@ -12,8 +12,6 @@ from torch.nn import Parameter
 
 from normcontrol import AdamWN, NormControl, linear, param_groups
 
-OTHERS = ["up.bias", "norm.weight", "norm.bias", "down.bias", "head.bias"]
-
 
 def controlled(opt) -> list[str]:
     """The names of all controlled tensors, over all sets."""
@@ -68,9 +66,12 @@ def test_hugging_faces_default_of_no_decay_anywhere_marks_nothing():
     assert controlled(AdamWN(split(SmallModel(), decay=0.0))) == MATRICES
 
 
-def test_one_decay_for_everything_marks_nothing():
+@pytest.mark.parametrize("decay", [0.01, 0.02, 0.1, 0.5])
+def test_one_decay_for_everything_marks_nothing(decay):
     """``AdamW(model.parameters(), weight_decay=0.1)`` does not distinguish biases from matrices."""
-    assert controlled(AdamWN(SmallModel().named_parameters(), weight_decay=0.1)) == MATRICES
+    params = list(SmallModel().named_parameters())
+    assert controlled(AdamWN(params, weight_decay=decay)) == MATRICES
+    assert controlled(AdamWN([{"params": params, "weight_decay": decay}])) == MATRICES
 
 
 def test_controlled_in_a_group_decides_which_of_its_tensors_are_controlled():
@@ -108,13 +109,6 @@ def test_the_default_decay_of_adamw_gives_no_warning(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AdamWN(SmallModel().parameters())
-
-
-@pytest.mark.parametrize("decay", [0.01, 0.02, 0.5])
-def test_the_value_of_a_decay_does_not_matter(decay):
-    """One group decays everything: nothing distinguishes biases from matrices."""
-    groups = [{"params": list(SmallModel().named_parameters()), "weight_decay": decay}]
-    assert controlled(AdamWN(groups)) == MATRICES
 
 
 NAMES = [name for name, _ in SmallModel().named_parameters()]

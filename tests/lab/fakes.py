@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from normcontrol.lab.report.page import Page, Run
 from normcontrol.lab.study.cells import Cell, Data, Study, identity
+from normcontrol.lab.study.evidence import Evidence
 from normcontrol.lab.study.records import Record, Results, summarise
 from normcontrol.lab.training.config import Config
 
@@ -96,6 +97,17 @@ class FakeLedger:
 
     def cells(self, done: Results) -> list[Cell]:
         return list(self.study.cells(self.scale, done))
+
+
+def nothing_run() -> Results:
+    """The results of a study before its first run."""
+    return Results(lambda config: DATA)
+
+
+def evidence_of(ledger: Any) -> Evidence:
+    """The cells of a study's folder with their records."""
+    done = ledger.results()
+    return Evidence(ledger.cells(done), done)
 
 
 @contextlib.contextmanager

@@ -295,7 +295,7 @@ def test_order_after_corrects_the_weights_only_if_its_guess_missed():
             p.grad = g
         before = [p.detach().double() for p in params]
         opt.step()
-        needed.append(opt.stepper.plan.needed.item())
+        needed.append(opt.stepper.plan.parts.needed.item())
         if t == 7:
             moved = [
                 p.detach().double().norm() / q.norm() for p, q in zip(params, before, strict=True)
@@ -313,11 +313,11 @@ def test_no_second_pass_is_needed_while_a_norm_settles(law):
     needed = []
     for _ in range(6):
         run(opt, params, range(1, 2))
-        needed.append(opt.stepper.plan.needed.item())
+        needed.append(opt.stepper.plan.parts.needed.item())
     assert needed == [1, 1, 0, 0, 0, 0]  # the guess needs two scales
     opt.param_groups[0]["control"]["ratio"] = 1.0006  # the scale differs by 3e-5
     run(opt, params, range(1, 2))
-    assert opt.stepper.plan.needed.item() == 1
+    assert opt.stepper.plan.parts.needed.item() == 1
 
 
 @here

@@ -193,7 +193,7 @@ def _is_on_other_ranks(group: Group, sharing: Sharing) -> bool:
 
 
 def without_zeros(outputs: list[float], references: list[Tensor]) -> list[float]:
-    """Return the outputs of the tensors, none for those that start at zero beside others.
+    """Return the outputs of the tensors: 0 for those that start at zero, if others do not.
 
     The factor of an adapter that starts at zero must not raise the norm of the other factor.
     """

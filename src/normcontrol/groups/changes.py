@@ -32,7 +32,6 @@ from normcontrol.groups.settings import (
     check_group,
     entry_of,
     normalise,
-    setting_names,
 )
 from normcontrol.groups.state import (
     ControlState,
@@ -94,12 +93,12 @@ def layout_of(groups: Sequence[Group]) -> Layout:
 def checked_settings(
     groups: Sequence[Group], layout: Layout, checked: Sequence[Settings]
 ) -> list[Settings]:
-    """Return the settings of the groups as they were last checked, which may have been edited
-    since. They were ``checked`` in the groups of the layout; an entry that is new there is checked
-    when it is made."""
+    """Return the settings of every group as they were last checked: they may be edited since.
+
+    ``checked`` are those of the groups of the layout. Any other entry was checked when it was made.
+    """
     known = {id(old.control): s for old, s in zip(layout.groups, checked, strict=False)}
-    names = setting_names()
-    return [known.get(id(group[CONTROL])) or settings_of(group, names) for group in groups]
+    return [known.get(id(group[CONTROL])) or settings_of(group) for group in groups]
 
 
 def take_over_edits(
@@ -112,7 +111,7 @@ def take_over_edits(
     groups, fixed = optimizer.param_groups, () if fresh else FIXED
     for index, before in enumerate(checked_settings(groups, layout, checked)):
         change_settings(index, groups[index], before, fixed, optimizer)
-    return [settings_of(group, setting_names()) for group in groups]
+    return [settings_of(group) for group in groups]
 
 
 def loaded_step(optimizer: Optimizer, layout: Layout) -> Tensor | None:
@@ -151,7 +150,7 @@ def _read(index: int, group: Group, entry: ControlState, optimizer: Optimizer) -
         entry.update({name: x for name, x in given.items() if name not in STATE_NAMES})
         return entry
     loaded = restored(index, group, {CONTROL: entry})
-    normalise(settings_of(loaded, setting_names()))
+    normalise(settings_of(loaded))
     check_group(index, loaded, optimizer)
     return state_of(loaded)
 

@@ -144,24 +144,17 @@ def classes_of(
     [('*.weight 16x8', 128, True), ('*.weight 8x8', 128, False)]
     """
     check_patterns(tied)
+    if not isinstance(weights, (nn.Module, Optimizer)):
+        return _given_classes(weights)
     groups: Sequence[Mapping[str, Any]] = [{}]
     embeddings: set[int] = set()
     tied_ids: set[int] = set()
     if isinstance(weights, nn.Module):
         members, embeddings, tied_ids = _members_of_model(weights)
-    elif isinstance(weights, Optimizer):
+    else:
         members = regularised(weights)
         replaced = {"weight_decay": None}
         groups = [{**g, **(replaced if CONTROL in g else {})} for g in weights.param_groups]
-    else:
-        given = list(weights) if isinstance(weights, Iterable) else [weights]
-        if not all(isinstance(c, TensorClass) for c in given):
-            raise TypeError(
-                "Give a model, an optimizer, or a list of TensorClass(name, count, rms). Nothing "
-                "else is accepted."
-            )
-        _check_not_empty(given)
-        return given
     names, params = [n for m in members for n in m.names], [p for m in members for p in m.params]
     _check_not_empty(params)
     _check_tensors(names, params, tied)
@@ -182,6 +175,17 @@ def classes_of(
         rms = math.sqrt(sum(norms[i] ** 2 for i in indices) / count)
         found.append(TensorClass(label, count, rms, is_tied, hidden, group, lr, decay))
     return found
+
+
+def _given_classes(weights: Any) -> list[TensorClass]:
+    given = list(weights) if isinstance(weights, Iterable) else [weights]
+    if not all(isinstance(c, TensorClass) for c in given):
+        raise TypeError(
+            "Give a model, an optimizer, or a list of TensorClass(name, count, rms). Nothing else "
+            "is accepted."
+        )
+    _check_not_empty(given)
+    return given
 
 
 def check_patterns(tied: Sequence[str]) -> None:

@@ -191,7 +191,7 @@ def param_groups(
                 f"The pattern {pattern!r} has the settings {settings!r}, which are no dict. Give "
                 "a dict such as {'scope': 'tensor'}, or None to leave its tensors alone."
             )
-    named = [(name, p) for name, p in model.named_parameters()]
+    named = list(model.named_parameters())
     groups: list[dict[str, Any]] = []
     left = named
     for pattern, settings in rules.items():

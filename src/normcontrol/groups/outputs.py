@@ -31,9 +31,11 @@ the modules that it shards."""
 
 def as_axes(given: Any) -> Axes:
     """Check the setting ``outputs=``: None, an axis, or a tuple of axes."""
-    axes = given if given is None or isinstance(given, (tuple, list)) else (given,)
-    if axes is None or all(type(a) is int for a in axes):
-        return None if axes is None else tuple(axes)
+    if given is None:
+        return None
+    axes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if all(type(a) is int for a in axes):
+        return axes
     raise ValueError(
         f"outputs={given!r} is not known: give the axis that counts the outputs (0 for a linear "
         "layer, 1 for one that is stored transposed), or a tuple of axes."

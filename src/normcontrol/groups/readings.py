@@ -54,7 +54,7 @@ def reading(s: WeightSet, clock: Clock) -> Reading:
     is that of the current weights.
     """
     initial = s.scope.join(s.initial)
-    if s.last is None or s.parts is None:
+    if s.last is None:
         given = s.given[s.kind]
         if isinstance(given, Schedule):
             given = given.at(clock.step.to(s.initial.dtype), s.groups[0])
@@ -76,9 +76,8 @@ def readings(
             index = next(i for i, group in enumerate(groups) if group is s.groups[0])
             found["global" if s.scope.name == "global" else f"group {index}"] = whole
             continue
-        sizes = s.scope.sizes(s.params)
         values = whole if s.shards is None else s.shards.whole(torch.stack(whole))
-        for name, *pieces in zip(s.names, *(v.split(sizes) for v in values), strict=True):
+        for name, *pieces in zip(s.names, *(v.split(s.counts) for v in values), strict=True):
             found[name] = Reading(*(p.reshape(()) if s.scope.axes is None else p for p in pieces))
     return found
 
@@ -93,6 +92,6 @@ def joint_references(sets: Sequence[WeightSet]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for s in sets:
         if s.scope.axes is not None:
-            pieces = s.whole(s.initial).split(s.scope.sizes(s.params))
+            pieces = s.whole(s.initial).split(s.counts)
             found |= zip(s.names, map(torch.linalg.vector_norm, pieces), strict=True)
     return found

@@ -44,6 +44,9 @@ class WeightSet:
         columns: which of the group's parts these are; None if they are all, or share a norm.
     """
 
+    parts: Tensor
+    """The norm of every part, as a stepper last measured it. Not set before the first step."""
+
     def __init__(
         self,
         groups: list[Group],
@@ -111,8 +114,6 @@ class WeightSet:
         self.law_on_device: Callable[[Any, Any, Tensor | None], Tensor] | None = None
         """What applies the law to the norms that a stepper has on the device, with target, rate and
         ``skip``, in place of :meth:`join` and :meth:`apply_law`. A stepper sets it."""
-        self.parts: Tensor | None = None
-        """The norm of every part, as a stepper last measured it; None before the first step."""
         self.noted: tuple[Tensor | float, Tensor | float] | None = None
         """The target and the scale of the last step, as the controller left them."""
 
@@ -126,12 +127,6 @@ class WeightSet:
             torch.as_tensor(x, dtype=unit.dtype, device=unit.device) for x in self.noted
         )
         return target.detach(), scale.detach()
-
-    def make_tables(self, clock: Clock) -> None:
-        """Create the tables of traces, which must exist before a graph is captured."""
-        for schedule in self.given.values():
-            if isinstance(schedule, trace):
-                schedule.value(clock.step.to(self.initial.device, self.initial.dtype))
 
     @property
     def unit(self) -> Tensor:
@@ -270,8 +265,8 @@ class WeightSet:
 
     def update_reference(self, clock: Clock, skip: Tensor | None) -> None:
         """Store the current norms as the reference of the parts whose control starts now."""
-        if self.start is None or self.parts is None or self.last is None:
-            return
+        assert self.start is not None
+        assert self.last is not None
         parts = self.last[1].abs() * self.parts  # the scale is 1 where control has not started
         norm = self.scope.join(parts)
         valid = torch.isfinite(norm) if skip is None else torch.isfinite(norm) & (skip == 0)
@@ -293,7 +288,7 @@ class WeightSet:
         of this set the weights are measured. The norms of shards are then the reference: a sum over
         ranks must not depend on who asks.
         """
-        if self.last is not None and self.parts is not None:
+        if self.last is not None:
             return self.scaled(self.parts.detach(), self.last[1])
         return self.initial if self.shards is not None else self.size(self.params, self.scope)
 
@@ -330,8 +325,7 @@ class WeightSet:
         """Return the roots of the amounts of something that the tensors have: weights, outputs."""
         if self.shards is not None and self.is_joint_over_ranks:
             return self.scope.join(self.shards.unit_norms(amounts))
-        sizes = self.scope.sizes(self.params)
-        pairs = zip(amounts, sizes, strict=True)
+        pairs = zip(amounts, self.counts, strict=True)
         counts = [math.sqrt(amount / n) for amount, n in pairs for _ in range(n)]
         units = torch.tensor(counts, dtype=self.initial.dtype, device=self.initial.device)
         return self.scope.join(units if self.shards is None else self.shards.known(units))

@@ -23,7 +23,7 @@ from normcontrol.mechanisms.start import EVERY_STEP, check_start
 from normcontrol.schedule import check_range
 from normcontrol.schedule_text import given_schedule
 from normcontrol.scope import parse_scope
-from normcontrol.target import TARGETS
+from normcontrol.target import RELATIVE, TARGETS
 from normcontrol.weights.rounding import DROPPED_BITS
 
 Group = dict[str, Any]
@@ -58,9 +58,6 @@ DEFAULTS: dict[str, Any] = {
     **MECHANISMS,
 }
 """The settings that every group has beside its target, with their defaults."""
-
-RELATIVE = ("ratio", "hold")
-"""The kinds of target that refer to the reference norm."""
 
 MEMORIES = ("memory", "scales", "vectors")
 """What is remembered of the steps that were made."""

@@ -122,9 +122,9 @@ def refuse_other_entries(groups: Sequence[Group]) -> None:
             )
 
 
-def settings_of(group: Group, names: Sequence[str]) -> dict[str, Any]:
+def settings_of(group: Group) -> dict[str, Any]:
     """Return the settings of a group as they are now; None for kinds of target it does not have."""
-    return {name: group[CONTROL].get(name) for name in names}
+    return {name: group[CONTROL].get(name) for name in setting_names()}
 
 
 def add_settings(index: int, group: Group, defaults: Settings, optimizer: Optimizer) -> None:
@@ -143,7 +143,7 @@ def change_settings(
     holds it can edit it again.
     """
     is_given = any(name in group and name not in optimizer.defaults for name in setting_names())
-    if not is_given and settings_of(group, setting_names()) == before:
+    if not is_given and settings_of(group) == before:
         return
     settings = _moved(group, edited(group, before, optimizer.defaults, fixed), optimizer)
     if not isinstance(group[CONTROL], ControlState):
@@ -151,8 +151,9 @@ def change_settings(
     _refill(group[CONTROL], settings)
     check_group(index, group, optimizer)
     scope = state_of(group)["scope"]
-    for name, p in controlled_params(group, index) if scope != before["scope"] else ():
-        check_axes(parse_scope(scope), name, p)
+    if scope != before["scope"]:
+        for name, p in controlled_params(group, index):
+            check_axes(parse_scope(scope), name, p)
 
 
 def _moved(group: Group, settings: Settings, optimizer: Optimizer) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from normcontrol.groups.settings import Group
 
 
 class Turns:
-    """The groups that have tensors, and which of them a call of ``step`` shows."""
+    """The groups that have tensors, and which of them are in a call of ``step``."""
 
     def __init__(self) -> None:
         self.known: list[Group] = []
@@ -29,9 +29,9 @@ class Turns:
         """The first tensor of every group when the sets were built, by which a change is seen."""
 
     def note(self, groups: Sequence[Group]) -> None:
-        """Take these groups for those that a usual step steps.
+        """Store these groups as those of a usual step.
 
-        One with the entry of another takes its place: the dict of a group was replaced.
+        A group with the entry of a stored one replaces it: the dict of that group was replaced.
         """
         entries = {id(g[CONTROL]): g for g in groups}
         self.known = [entries.get(id(g[CONTROL]), g) for g in self.known]

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from normcontrol.control import NormControl
 from normcontrol.groups.members import controlled_params
-from normcontrol.groups.settings import USE_UPDATES, setting_names
+from normcontrol.groups.settings import USE_UPDATES
+from normcontrol.groups.state import settings_of
 from normcontrol.scope import parse_scope
 
 
@@ -34,12 +35,6 @@ class Given(Optimizer):
         """Set the weight to its updated value, if it was set back to the value before."""
         if self.updated is not None:
             self.param_groups[0]["params"][0].copy_(self.updated)
-
-
-def settings_of(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a controlled group."""
-    control = group["control"]
-    return {name: control[name] for name in setting_names() if control.get(name) is not None}
 
 
 class NormControlHook:
@@ -70,12 +65,13 @@ class NormControlHook:
         groups = NormControl(Given(params), scope=scope, **settings).param_groups
         self.known = {p for group in groups for p in group["params"]}
         """All parameters."""
-        self.controls = {
-            p: NormControl(Given([(name, p)]), **{**settings_of(group), "controlled": True})
-            for index, group in enumerate(groups)
-            for name, p in controlled_params(group, index)
-        }
+        self.controls: dict[Tensor, NormControl] = {}
         """A controller for each tensor, with its step count and its initial norm."""
+        for index, group in enumerate(groups):
+            own = {name: x for name, x in settings_of(group).items() if x is not None}
+            own["controlled"] = True
+            for name, p in controlled_params(group, index):
+                self.controls[p] = NormControl(Given([(name, p)]), **own)
 
     def pre_weight_update_inplace(self, p: Tensor, update: Tensor) -> Tensor | None:
         """Called before the update of a weight. Returns its value where that is needed later."""

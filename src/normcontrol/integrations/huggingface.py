@@ -113,18 +113,11 @@ def _with_names(groups: list[Group], model: nn.Module) -> list[Group]:
             "adamwn(args, model). Give the model that Trainer trains: with PEFT, wrap it with "
             "get_peft_model first, and give the result to both."
         )
-    zeros = [
-        (names[id(p)], p)
-        for group in groups
-        for p in group["params"]
-        if ZERO_AT_START.search(names[id(p)])
-    ]
-    named = [
-        _group(
-            group, [(n, p) for p in group["params"] if not ZERO_AT_START.search(n := names[id(p)])]
-        )
-        for group in groups
-    ]
+    named, zeros = [], []
+    for group in groups:
+        pairs = [(names[id(p)], p) for p in group["params"]]
+        zeros += [pair for pair in pairs if ZERO_AT_START.search(pair[0])]
+        named.append(_group(group, [pair for pair in pairs if not ZERO_AT_START.search(pair[0])]))
     if zeros:
         warn_once(
             "adapters that start at zero",

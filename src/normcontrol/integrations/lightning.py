@@ -27,9 +27,7 @@ class NormCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not any(isinstance(optimizer, NormControl) for optimizer in trainer.optimizers):
-            given = (
-                ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers) or "none"
-            )
+            given = ", ".join(type(opt).__name__ for opt in trainer.optimizers) or "none"
             raise TypeError(
                 "NormCallback logs the norms of an AdamWN or a NormControl, but "
                 f"configure_optimizers returned {given}. Return one of these two, or remove the "
@@ -52,7 +50,7 @@ class NormCallback(Callback):
             if isinstance(optimizer, NormControl)
         ]
         if len(controlled) == 1:
-            return dict(tensors(controlled[0][1]))
+            return tensors(controlled[0][1])
         return {
             f"optimizer {i}/{name}": norm
             for i, optimizer in controlled

@@ -16,11 +16,12 @@ import optax
 
 from normcontrol.optax.laws import Law
 from normcontrol.optax.outputs import Outputs, is_known, outputs_of
-from normcontrol.optax.parts import RELATIVE, check_reference, measure, reference, spread, widened
+from normcontrol.optax.parts import check_reference, measure, reference, spread, widened
 from normcontrol.optax.rounding import round_to
 from normcontrol.optax.selection import Mask, Selection, select
 from normcontrol.optax.settings import Settings, Value, checked, value_at
 from normcontrol.scope import check_axes
+from normcontrol.target import RELATIVE
 
 
 class NormControlState(NamedTuple):

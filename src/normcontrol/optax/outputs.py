@@ -60,9 +60,11 @@ def outputs_of(name: str, array: Any, told: Outputs = None) -> int:
 def _axes(name: str, array: Any, told: Outputs) -> tuple[int, ...] | None:
     """Return the axes that the user's function gives, or None for the rule."""
     given = None if told is None else told(name, array)
+    if given is None:
+        return None
     axes = (given,) if isinstance(given, int) else given
-    if axes is None or (isinstance(axes, Sequence) and axes and all(type(a) is int for a in axes)):
-        return None if axes is None else tuple(axes)
+    if isinstance(axes, Sequence) and axes and all(type(a) is int for a in axes):
+        return tuple(axes)
     raise ValueError(
         f"outputs gave {given!r} for params{name}: it must return the axis that counts the outputs "
         "of an array, a tuple of axes, or None where the rule holds."

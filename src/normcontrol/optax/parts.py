@@ -14,12 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from normcontrol.scope import Scope
-
-RELATIVE = ("ratio", "hold")
-"""The kinds of target that refer to the initial norm."""
-
-HELD_GAIN = 0.8
-"""The gain below which weights are not held, as in ``normcontrol.target``, which needs torch."""
+from normcontrol.target import HELD_GAIN
 
 
 def widened(array: Any) -> jax.Array:

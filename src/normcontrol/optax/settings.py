@@ -52,7 +52,7 @@ def checked(
 ) -> Settings:
     """Return the :class:`Settings`, or raise an error that says what is wrong with them.
 
-    ``targets`` has the keys ratio, norm, rms and gain. At most one of them may have a value.
+    ``targets`` has a key for every kind of target. At most one of them may have a value.
     """
     given = {kind: level for kind, level in targets.items() if level is not None}
     if len(given) > 1:

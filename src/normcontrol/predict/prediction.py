@@ -89,9 +89,8 @@ class Prediction:
     def final(self, ramp: float | None = None) -> linear:
         """A schedule from 1 to the final ratio in ``ramp`` steps, then constant. Default: 5 % of
         the steps, as in the paper."""
-        return linear(
-            1.0, self.ratio, steps=max(1, round(0.05 * self.steps)) if ramp is None else ramp
-        )
+        steps = max(1, round(0.05 * self.steps)) if ramp is None else ramp
+        return linear(1.0, self.ratio, steps=steps)
 
     def curve(self, points: int = 200) -> trace:
         """The whole predicted curve as a schedule, with about this number of points."""
@@ -121,8 +120,8 @@ class Prediction:
                 f"{self.method} after {self.steps:,} steps: {bounds}",
                 *table,
                 *(f"assumed: {a}" for a in self.assumptions),
+                *(f"DOUBTFUL: {d}" for d in self.doubts),
             ]
-            + [f"DOUBTFUL: {d}" for d in self.doubts]
         )
 
 

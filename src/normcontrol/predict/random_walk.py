@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -118,9 +117,7 @@ def decay_for(
     found = classes_of(weights, tied)
     lrs = _lrs(lr, steps, found)
     start = sum(c.count * c.rms**2 for c in found)
-
     rates = {c.group: torch.tensor(lrs[c.group], **EXACT) for c in found}
-
     laws = [(c.group, *law_of(c, constants)) for c in found]
 
     def reached(decay: float) -> float:
@@ -223,8 +220,8 @@ def _predict(
         classes.append(_class(c, *walks[key], constants))
     start = sum(c.weights.count * c.weights.rms**2 for c in classes)
     ends = [
-        sum(c.weights.count * x(c) ** 2 for c in classes)
-        for x in (attrgetter("rms"), attrgetter("low"), attrgetter("high"))
+        sum(c.weights.count * getattr(c, name) ** 2 for c in classes)
+        for name in ("rms", "low", "high")
     ]
     if not start > 0:
         raise ValueError(

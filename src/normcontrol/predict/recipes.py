@@ -19,7 +19,7 @@ from torch import Tensor
 
 from normcontrol.groups.classes import classes_of
 from normcontrol.predict import random_walk
-from normcontrol.predict.calibration import Constant, Constants
+from normcontrol.predict.calibration import Constants
 from normcontrol.predict.learning_rates import LearningRate
 from normcontrol.predict.prediction import ClassPrediction, Prediction
 from normcontrol.predict.random_walk import EXACT, Weights, decay_for, decays, solve, walk
@@ -43,18 +43,9 @@ def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
     equal: the joint norm at the end, 3.308 times the initial one
     """
     if _known(plan, equal) == "norm":
-        return Recipe(
-            "AdamWN",
-            {"ratio": plan.final()},
-            f"the joint norm at the end, {plan.ratio:.4g} times the initial one",
-            plan.doubts,
-        )
-    return Recipe(
-        "AdamWN",
-        {"ratio": plan.curve()},
-        "the joint norm at every step, and so the size of every update relative to it",
-        plan.doubts,
-    )
+        return Recipe("AdamWN", {"ratio": plan.final()}, _end_norm(plan.ratio), plan.doubts)
+    same = "the joint norm at every step, and so the size of every update relative to it"
+    return Recipe("AdamWN", {"ratio": plan.curve()}, same, plan.doubts)
 
 
 def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
@@ -67,10 +58,8 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
     0.1
     """
     if _known(plan, equal) == "norm":
-        same = f"the joint norm at the end, {plan.ratio:.4g} times the initial one"
-        return Recipe(
-            "AdamC", {"weight_decay": _decay_for(plan, plan.ratio, "AdamC")}, same, plan.doubts
-        )
+        decay = _decay_for(plan, plan.ratio, "AdamC")
+        return Recipe("AdamC", {"weight_decay": decay}, _end_norm(plan.ratio), plan.doubts)
     rates = torch.tensor(_rates(plan), **EXACT)
 
     def inverse_update(decay: float) -> float:
@@ -104,10 +93,8 @@ def adamh(plan: Prediction, equal: str = "update", beta1: float = 0.9) -> Recipe
     settings: dict[str, Any] = {"lr": trace([float(update[t - 1]) for t in at], at)}
     same = "the size of every update relative to the norm, for the hidden matrices together"
     if equal == "norm":
-        start, end = (
-            sum(c.weights.count * x**2 for c, x in zip(classes, sizes, strict=True))
-            for sizes in _sizes(classes)
-        )
+        start = sum(c.weights.count * c.weights.rms**2 for c in classes)
+        end = sum(c.weights.count * c.rms**2 for c in classes)
         settings["init_scale"] = math.sqrt(end / start)
         same += (
             ", and their norm at the end, if they are multiplied by init_scale before training, "
@@ -151,7 +138,6 @@ def adamw(
             f"adamh_lr={adamh_lr}: it is the relative size of an update. Give a number above 0."
         )
     found = [c for c in classes_of(weights) if c.hidden or adamh_lr is None]
-    same = "the joint norm at the end, {:.4g} times the initial one"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the final prediction below warns
         free = random_walk.adamw(found, lr, 0.0, steps=steps, constants=constants)
@@ -160,11 +146,6 @@ def adamw(
             end = rms / math.sqrt(
                 sum(c.count * c.rms**2 for c in found) / sum(c.count for c in found)
             )
-            same = (
-                "the relative size of the updates at the end, for the hidden matrices together, "
-                "whose norm is then {:.4g} times "
-            )
-            same += "the initial one"
         elif adamc_decay is not None:
             end = random_walk.adamc(found, lr, adamc_decay, steps=steps, constants=constants).ratio
         else:
@@ -172,7 +153,17 @@ def adamw(
             end = target(free.steps) if isinstance(target, Schedule) else target
         decay = decay_for(found, end, lr, steps=steps, constants=constants)
     doubts = random_walk.adamw(found, lr, decay, steps=steps, constants=constants).doubts
-    return Recipe("AdamW", {"weight_decay": decay}, same.format(end), doubts)
+    same = _end_norm(end)
+    if adamh_lr is not None:
+        same = (
+            "the relative size of the updates at the end, for the hidden matrices together, whose "
+            f"norm is then {end:.4g} times the initial one"
+        )
+    return Recipe("AdamW", {"weight_decay": decay}, same, doubts)
+
+
+def _end_norm(ratio: float) -> str:
+    return f"the joint norm at the end, {ratio:.4g} times the initial one"
 
 
 def update_size(beta1: float) -> float:
@@ -206,14 +197,9 @@ def _decay_for(plan: Prediction, ratio: float, method: str) -> float:
     weights = [c.weights for c in plan.classes]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the plan contains the doubts already
-        return decay_for(
-            weights,
-            ratio,
-            _rates(plan),
-            steps=plan.steps,
-            constants=_constants(plan),
-            method=method,
-        )
+        constants = {c.weights.name: c.constant for c in plan.classes}
+        rates, steps = _rates(plan), plan.steps
+        return decay_for(weights, ratio, rates, steps=steps, constants=constants, method=method)
 
 
 def _rates(plan: Prediction) -> list[float]:
@@ -227,10 +213,6 @@ def _rates(plan: Prediction) -> list[float]:
     return used[0]
 
 
-def _constants(plan: Prediction) -> dict[str, Constant]:
-    return {c.weights.name: c.constant for c in plan.classes}
-
-
 def _hidden(plan: Prediction) -> list[ClassPrediction]:
     found = [c for c in plan.classes if c.weights.hidden]
     if not found:
@@ -239,11 +221,6 @@ def _hidden(plan: Prediction) -> list[ClassPrediction]:
             "Give a model or an optimizer with other matrices."
         )
     return found
-
-
-def _sizes(classes: Sequence[ClassPrediction]) -> tuple[list[float], list[float]]:
-    """The initial and the final rms of every class."""
-    return [c.weights.rms for c in classes], [c.rms for c in classes]
 
 
 def _known(plan: Prediction, equal: str) -> str:

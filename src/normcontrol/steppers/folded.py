@@ -8,7 +8,7 @@ about targets and laws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 from struct import Struct
@@ -42,6 +42,8 @@ class Folded:
 
 class FoldedStepper(PlainStepper):
     """Steps of torch's fused AdamW on a CPU, which multiply by a guess of the scale."""
+
+    folded: Mapping[WeightSet, Folded] = {}
 
     def prepare(self, sets: Sequence[WeightSet], sharing: Sharing) -> None:
         self.hand_over()
@@ -77,7 +79,7 @@ class FoldedStepper(PlainStepper):
 
     def multiply_(self, s: WeightSet, scale: Any) -> None:
         folded = self.folded.get(s)
-        if folded is None or s.settings["order"] == "before" or torch.compiler.is_compiling():
+        if folded is None or torch.compiler.is_compiling():
             super().multiply_(s, scale)
         elif not folded.skipped:
             wanted = float(scale)
@@ -88,7 +90,7 @@ class FoldedStepper(PlainStepper):
             folded.last, folded.guess = wanted, in_float32(guess)
 
     def hand_over(self) -> None:
-        for s, folded in self.__dict__.get("folded", {}).items():
+        for s, folded in self.folded.items():
             state = s.settings
             if (folded.last, folded.guess) != (1.0, 1.0) or "scales" in state:
                 scales = [folded.last, folded.guess]
@@ -103,8 +105,7 @@ class FoldedStepper(PlainStepper):
                 continue
             folded.skipped = found_inf is not None and bool(found_inf.item())
             moves = not folded.skipped and min([float(g["lr"]) for g in s.groups]) > 0
-            after = s.settings["order"] == "after"
-            if moves and after and not any(map(is_, map(GRADIENT, s.params), repeat(None))):
+            if moves and not any(map(is_, map(GRADIENT, s.params), repeat(None))):
                 folded.factor = folded.guess
             if folded.factor != 1.0:
                 factors.update(dict.fromkeys(s.params, folded.factor))

@@ -90,7 +90,7 @@ class FusedStepper(PlainStepper):
         if self.plan is None:
             return super().step(closure, scaler)
         factor = None
-        if self.clip is not None and self.clip.max_norm is not None:
+        if self.clip.max_norm is not None:
             factor = self.clip.factor(self._gradient_norm(), scaler.grad_scale)
         if scaler.grad_scale is not None:
             unscale = scaler.grad_scale.reciprocal()
@@ -138,7 +138,8 @@ class Plan:
     """
 
     def __init__(self, adam: Any, sets: Sequence[WeightSet]) -> None:
-        for used in (name for s in sets for name in s.mechanisms & USE_UPDATES):
+        used = next((name for s in sets for name in s.mechanisms & USE_UPDATES), None)
+        if used is not None:
             raise Unfit(f"{used}= needs the weights before the step")
         planned = [s for s in sets if s.scope.axes is None and "size" not in s.mechanisms]
         slots = {p: i for i, p in enumerate(p for s in planned for p in s.params)}
@@ -149,19 +150,17 @@ class Plan:
             self._add_buckets(group, slots)
         if len({b.device for b in self.buckets}) > 1:
             raise Unfit("the parameters are on several devices")
-        without_gradient = [p for g in adam.param_groups for p in g["params"] if p.grad is None]
-        self.without_gradient = without_gradient
+        groups = adam.param_groups
+        self.without_gradient = [p for g in groups for p in g["params"] if p.grad is None]
         stepped = [p for b in self.buckets for p in b.params]
         self.params = local_tensors(stepped)
         if overlaps(self.params):
             raise Unfit("two parameters share memory")
         device = self.buckets[0].device if self.buckets else torch.device("cpu")
         self.parts = Parts(len(slots), device)
-        self.needed = self.parts.needed
         self.found_inf: Tensor | None = None
         self.gradient_norms: Tensor | None = None
         self.gradient_passes: list[NormPass] = []
-        groups = adam.param_groups
         self.group_ids = list(map(id, groups))
         self.groups = [(g, [slots[p] for p in g["params"] if p in slots]) for g in groups]
         self.are_tensors = [isinstance(key, Tensor) for key in self.state]
@@ -171,12 +170,9 @@ class Plan:
         self.slots: dict[WeightSet, Slots] = {}
         found = set(stepped)
         for s in planned:
-            if s.params and all(p in found for p in s.params):
-                mine = [
-                    b
-                    for b in self.buckets
-                    if b.has_controlled and any(b.group is g for g in s.groups)
-                ]
+            if s.params and found.issuperset(s.params):
+                controlled = [b for b in self.buckets if b.has_controlled]
+                mine = [b for b in controlled if any(b.group is g for g in s.groups)]
                 for b in mine:
                     b.multiplies = True
                 first = slots[s.params[0]]

@@ -35,11 +35,11 @@ class Parts:
         self.on_device: Any = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         self.norms = torch.zeros(count, dtype=torch.float64, device=device)
         self.factors = torch.ones(count, device=device)
-        """What a pass multiplies by, or was guessed to have to multiply by."""
+        """What Adam's pass multiplies by: the factors that the law chose, or a guess of them."""
         self.lasts = torch.ones_like(self.norms)
         """The last scales, from which the next factors are guessed."""
         self.corrections = torch.ones_like(self.factors)
-        """What a guess missed."""
+        """What the pass after it multiplies by: the factors of the law, or what a guess missed."""
         self.needed = torch.zeros((), dtype=torch.int32, device=device)
         """Whether a pass is needed to multiply, because a factor is not 1."""
         self._rate: tuple[float | None, Tensor] = None, self.norms.new_zeros(())
@@ -243,9 +243,10 @@ class SetPasses:
 
     def measure(self) -> Tensor:
         """Return the norms of all parts."""
-        with self.parts.on_device:
-            for passes in () if self.is_one_pass else self.passes:
-                passes.measure()
+        if not self.is_one_pass:
+            with self.parts.on_device:
+                for passes in self.passes:
+                    passes.measure()
         return self.parts.norms
 
     def by_law(self, target: Any, rate: Any, skip: Tensor | None) -> Tensor:

@@ -234,14 +234,15 @@ class PlainStepper(Stepper):
         clip: Clip | None = None,
         reason: str | None = None,
     ) -> None:
-        self.optimizer, self.clock, self.clip, self.reason = optimizer, clock, clip, reason
+        self.optimizer, self.clock, self.reason = optimizer, clock, reason
+        self.clip = clip or Clip(None)
         self.stored = StoredWeights(optimizer)
         self.passes: dict[WeightSet, Any] = {}
         """The Triton kernels that measured a set at this step; None where torch did."""
 
     @property
     def clips(self) -> bool:
-        return self.clip is not None and self.clip.max_norm is not None
+        return self.clip.max_norm is not None
 
     def check(self, sets: Sequence[WeightSet]) -> None:
         if self.optimizer.defaults.get("differentiable"):
@@ -262,11 +263,11 @@ class PlainStepper(Stepper):
             with torch.set_grad_enabled(self.differentiable):
                 s.before = [local(p).clone() for p in s.params]
         loss = None
-        if self.clip is not None and self.clip.max_norm is not None:
+        if self.clip.max_norm is not None:
             if closure is not None:  # the gradients that are clipped are those that it computes
                 with torch.enable_grad():
                     loss, closure = closure(), None
-            self.clip_gradients_(self.clip, scaler)
+            self.clip_gradients_(scaler)
         stepped = self.optimizer_step(closure, scaler)
         if self.clock.calls == 1 and not torch.compiler.is_compiling():  # the state exists now
             refuse_split_weights(self.optimizer, self.sets)
@@ -319,7 +320,7 @@ class PlainStepper(Stepper):
         return known
 
     @torch.no_grad()
-    def clip_gradients_(self, clip: Clip, scaler: Scaler) -> None:
+    def clip_gradients_(self, scaler: Scaler) -> None:
         """Multiply the gradients by the factor that clips them."""
         if self.differentiable:
             raise ValueError(
@@ -328,7 +329,7 @@ class PlainStepper(Stepper):
             )
         params = [p for g in self.optimizer.param_groups for p in g["params"] if p.grad is not None]
         if not params:
-            clip.norm = torch.zeros((), device="cpu")
+            self.clip.norm = torch.zeros((), device="cpu")
             return
         if any(p.grad.is_sparse for p in params):
             raise ValueError(
@@ -336,7 +337,7 @@ class PlainStepper(Stepper):
                 "Use dense gradients (sparse=False in nn.Embedding), or "
                 "NormControl(torch.optim.SparseAdam(...)) for these weights."
             )
-        factor = clip.factor(self.gradient_norm(params), scaler.grad_scale)
+        factor = self.clip.factor(self.gradient_norm(params), scaler.grad_scale)
         torch._foreach_mul_([local(p.grad) for p in params], factor.float())
 
 

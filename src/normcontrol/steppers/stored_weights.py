@@ -88,19 +88,21 @@ class StoredWeights:
 
     def check(self, sets: Sequence[WeightSet]) -> None:
         """Refuse an optimizer that undoes the control, and settings that do not fit."""
+        if not sets:
+            return
         name = type(self.optimizer).__name__
-        for how in entries(self.optimizer, REFUSED) if sets else ():
+        for how in entries(self.optimizer, REFUSED):
             raise ValueError(
                 f"{name} {how}, so that the control of a norm would be lost at the next step. Use "
                 "another optimizer, or controlled=False to use it without control."
             )
-        for s in sets if self.keys else ():
-            for used in s.mechanisms & USE_UPDATES:
-                raise ValueError(
-                    f"{used} changes the update of single weights, but {name} stores more weights "
-                    f"in its state ({', '.join(self.keys)}), which would not follow. Leave "
-                    f"{used} out, or use another optimizer."
-                )
+        used = next((used for s in sets for used in s.mechanisms & USE_UPDATES), None)
+        if self.keys and used is not None:
+            raise ValueError(
+                f"{used} changes the update of single weights, but {name} stores more weights in "
+                f"its state ({', '.join(self.keys)}), which would not follow. Leave {used} out, or "
+                "use another optimizer."
+            )
 
     def multiply_(self, s: WeightSet, scale: Tensor, step: Tensor) -> None:
         """Multiply what is stored of a set, as its weights were multiplied."""

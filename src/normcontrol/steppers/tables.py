@@ -182,7 +182,7 @@ class Bucket(Table):
         self.captured: list[tuple[Tensor, Tensor]] = []
         """Those that graphs read."""
         self.spare: Tensor | None = None
-        """Memory for a table on the host: while a graph is captured, none can be had."""
+        """A table on the host for a captured graph: none can be allocated during a capture."""
         self.gs = self.table_of(tuple(t.data_ptr() for t in local_tensors(grads)))
         self.betas: tuple[float, ...] = ()
         self.logarithms: tuple[float, ...] = ()

@@ -47,44 +47,16 @@ def _rows(opt: NormControl, s: WeightSet, readings: dict[str, Reading]) -> list[
     if s.is_joint_over_ranks:  # the share of each tensor in the norm is not known
         tensors: Any = [[], [], [], [], []]
     else:
-        sizes = s.scope.sizes(s.params)
-        tensors = (
-            s.names,
-            s.params,
-            s.whole(s.initial).split(sizes),
-            s.whole(s.part_norms()).split(sizes),
-            s.outputs,
-        )
+        norms = (s.whole(known).split(s.counts) for known in (s.initial, s.part_norms()))
+        tensors = (s.names, s.params, *norms, s.outputs)
     for name, p, first, now, outputs in zip(*tensors, strict=True):
         target = "" if s.scope.joint else _number(readings[name].target.norm().item())
-        shape = "x".join(map(str, p.shape))
-        start, current = first.norm().item(), now.norm().item()
-        cells.append(
-            (
-                name,
-                shape,
-                _number(start),
-                _number(current),
-                _ratio(current, outputs**0.5),
-                _ratio(current, start),
-                target,
-            )
-        )
+        numbers = _numbers(first.norm().item(), now.norm().item(), outputs**0.5)
+        cells.append((name, "x".join(map(str, p.shape)), *numbers, target))
     if s.scope.joint:
-        start, current = s.scope.join(s.initial).item(), s.scope.join(s.part_norms()).item()
-        target = _number(reading(s, opt.clock).target.item())
-        gain = _ratio(current, s.units.gain.item())  # of the outputs on all ranks
-        cells.append(
-            (
-                "all of them",
-                "",
-                _number(start),
-                _number(current),
-                gain,
-                _ratio(current, start),
-                target,
-            )
-        )
+        start, now = s.scope.join(s.initial).item(), s.scope.join(s.part_norms()).item()
+        numbers = _numbers(start, now, s.units.gain.item())  # the gain of the outputs on all ranks
+        cells.append(("all of them", "", *numbers, _number(reading(s, opt.clock).target.item())))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
@@ -93,6 +65,11 @@ def _rows(opt: NormControl, s: WeightSet, readings: dict[str, Reading]) -> list[
         ).rstrip()
         for row in cells
     ]
+
+
+def _numbers(start: float, now: float, unit: float) -> tuple[str, str, str, str]:
+    """Return initial norm, norm, gain and ratio as text. ``unit`` is the norm of gain 1."""
+    return _number(start), _number(now), _ratio(now, unit), _ratio(now, start)
 
 
 def _number(value: float) -> str:

@@ -259,16 +259,9 @@ class NormTrace:
         """The records of each class of tensors, for :func:`normcontrol.predict.calibrate`. Empty
         under norm control."""
         for name, group, indices in self._sorted:
-            records = self._classes.setdefault(
-                name,
-                ClassTrace(
-                    sum(self.params[i].numel() for i in indices),
-                    [],
-                    [],
-                    [],
-                    {f"{p:g}": [] for p in EXPONENTS},
-                ),
-            )
+            count = sum(self.params[i].numel() for i in indices)
+            slowed: dict[str, list[float]] = {f"{p:g}": [] for p in EXPONENTS}
+            records = self._classes.setdefault(name, ClassTrace(count, [], [], [], slowed))
             for parts, walk in self._parts[len(records.norms) :]:
                 records.norms.append(math.sqrt(sum(n * n for n in parts[indices].tolist())))
                 sums = records.kept, records.noise, *records.slowed.values()
@@ -303,23 +296,17 @@ class NormTrace:
         path = Path(path)
         if path.suffix == ".csv":
             with path.open("w", newline="") as file:
-                csv.writer(file).writerows(
-                    [("step", "norm"), *zip(self.steps, self.norms, strict=True)]
-                )
+                rows = zip(self.steps, self.norms, strict=True)
+                csv.writer(file).writerows([("step", "norm"), *rows])
         else:
-            classes = {name: asdict(c) for name, c in self.classes.items()}
-            path.write_text(
-                json.dumps(
-                    {
-                        "steps": self.steps,
-                        "norms": self.norms,
-                        "classes": classes,
-                        "angles": self.angles,
-                        "outputs": self.outputs,
-                    }
-                )
-                + "\n"
-            )
+            content = {
+                "steps": self.steps,
+                "norms": self.norms,
+                "classes": {name: asdict(c) for name, c in self.classes.items()},
+                "angles": self.angles,
+                "outputs": self.outputs,
+            }
+            path.write_text(json.dumps(content) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> NormTrace:
@@ -332,10 +319,8 @@ class NormTrace:
         try:
             if path.suffix == ".csv":
                 rows = list(csv.DictReader(path.open(newline="")))
-                self.steps, self._norms = (
-                    [int(r["step"]) for r in rows],
-                    [float(r["norm"]) for r in rows],
-                )
+                self.steps = [int(r["step"]) for r in rows]
+                self._norms = [float(r["norm"]) for r in rows]
             else:
                 content = json.loads(path.read_text())
                 self.steps, self._norms = list(content["steps"]), list(content["norms"])

@@ -150,7 +150,7 @@ def tensors(optimizer: Any) -> dict[str, Tensor]:
     readings = optimizer.norms()  # before the sets are looked at: it takes over what was changed
     references = joint_references(optimizer.sets)
     for name, reading in readings.items():
-        norm, target, ratio = reading.norm, reading.target, reading.ratio
+        norm, target, ratio, _ = reading
         if norm.dim():  # the joint ratio is the joint norm divided by the joint initial norm
             norm, target = norm.norm(), target.norm()
             ratio = norm / references[name]
@@ -176,13 +176,8 @@ def values(optimizer: Any) -> dict[str, float]:
     if not numbers:  # nothing is controlled now
         return {}
     device = next(iter(numbers.values())).device
-    return dict(
-        zip(
-            numbers,
-            torch.stack([n.to(device, torch.float64) for n in numbers.values()]).tolist(),
-            strict=True,
-        )
-    )
+    together = torch.stack([n.to(device, torch.float64) for n in numbers.values()])
+    return dict(zip(numbers, together.tolist(), strict=True))
 
 
 def layout(names: Iterable[str]) -> dict[str, Any]:

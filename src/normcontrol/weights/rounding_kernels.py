@@ -1,8 +1,7 @@
 """Stochastic rounding in Triton: the same bits as ``rounding``, on a GPU.
 
-``steppers/kernels.py`` uses ``hash_bits``, ``seed_of`` and ``round_at_random`` inside its own
-kernels; ``multiply_rounding`` is a kernel of its own. This file knows bits, and nothing about
-norms.
+The kernels in ``steppers`` use ``seed_of`` and ``round_at_random``; ``multiply_rounding`` is a
+kernel of its own. This file knows bits, and nothing about norms.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import FakeLedger, evidence_of, nothing_run, record
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import budget, confirm, settle
@@ -13,8 +13,6 @@ from normcontrol.lab.studies.budget import TIMESCALE, at
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check
 from normcontrol.lab.training.options import check_used
 
@@ -53,7 +51,7 @@ def outcomes(*given, **how):
 
 
 def cells(scale="small"):
-    return budget.cells(scale, Results(lambda config: DATA))
+    return budget.cells(scale, nothing_run())
 
 
 @pytest.mark.parametrize("scale", budget.CHOSEN)
@@ -69,9 +67,7 @@ def test_every_cell_can_be_run_with_a_schedule_of_its_own_horizon(scale):
 
 @pytest.mark.parametrize("scale", budget.CHOSEN)
 def test_the_settings_are_those_that_settle_chose_and_the_seeds_are_new(scale):
-    ledger = open_folder(RESULTS / f"settle-{scale}")
-    done = ledger.results()
-    evidence = Evidence(ledger.cells(done), done)
+    evidence = evidence_of(open_folder(RESULTS / f"settle-{scale}"))
     for arm, chosen in budget.CHOSEN[scale].items():
         best = min(evidence.trials(arm, "tuning"), key=lambda t: t.mean())
         assert tuple(value for _, value in best.cells[0].settings) == chosen
@@ -169,8 +165,7 @@ def test_the_tables_of_the_page_say_what_the_runs_say(monkeypatch):
     of = FakeLedger(
         budget.STUDY, lambda cell: made(cell, gap=(-0.05, -0.05, -0.05), halfway=0.02), "small"
     )
-    done = of.results()
-    found = budget.runs(Evidence(of.cells(done), done))
+    found = budget.runs(evidence_of(of))
     assert "| x2 | AdamW | 4.2000 | 4.2000 | 4.2000 | 4.2000 | 4.2000 | 4.2000 |" in (
         make_budget.losses(found)
     )

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import DATA
+from fakes import evidence_of, nothing_run
 
 from normcontrol.lab.studies import catchup, longest, matched
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMW
-from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check
 from normcontrol.lab.training.options import check_used
 
@@ -19,17 +17,15 @@ RECORDS = Path(__file__).parents[3] / "results" / "longest-tiny"
 
 
 def test_the_runs_of_adamw_are_those_of_longest_and_their_norm_is_the_target():
-    ledger = open_folder(RECORDS)
-    done = ledger.results()
-    (chosen,) = Evidence(ledger.cells(done), done).trials(longest.ARMS[0], "test")
+    (chosen,) = evidence_of(open_folder(RECORDS)).trials(longest.ARMS[0], "test")
     assert chosen.mean("ratio") == pytest.approx(catchup.END, abs=5e-4)
-    owns = [cell for cell in catchup.cells("tiny", done) if cell.arm == ADAMW]
+    owns = [cell for cell in catchup.cells("tiny", nothing_run()) if cell.arm == ADAMW]
     assert [cell.config for cell in owns] == [cell.config for cell in chosen.cells[:20]]
     assert [cell.seed for cell in owns] == [*range(201, 221)]
 
 
 def test_all_arms_share_what_adamw_has_and_end_at_its_norm():
-    adamw, papers, walk = catchup.cells("tiny", Results(lambda config: DATA))[:3]
+    adamw, papers, walk = catchup.cells("tiny", nothing_run())[:3]
     assert (adamw.arm, papers.arm, walk.arm) == matched.ARMS
     for cell in (adamw, papers, walk):
         check(cell.config)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import DATA, recorded_often
+from fakes import evidence_of, nothing_run, recorded_often
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import causes, confirm, gpt2, growth, kept, remarks, search, settle
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN, ANGLE, REPLAYED
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check
 from normcontrol.lab.training.options import check_used
 
@@ -26,9 +24,7 @@ def ledger(above):
 
 @pytest.mark.parametrize("scale", causes.CHOSEN)
 def test_the_settings_are_those_that_settle_chose(scale):
-    of = open_folder(ROOT / f"results/settle-{scale}")
-    done = of.results()
-    evidence = Evidence(of.cells(done), done)
+    evidence = evidence_of(open_folder(ROOT / f"results/settle-{scale}"))
     for arm, (lr, value) in causes.CHOSEN[scale].items():
         best = min(evidence.trials(arm, "tuning"), key=lambda t: t.mean())
         assert [v for _, v in best.cells[0].settings] == [lr, value]
@@ -40,7 +36,7 @@ def test_no_seed_was_run_before():
 
 
 def test_the_runs_of_adamwn_come_first_and_are_logged_often_enough_to_be_replayed():
-    first = causes.cells("tiny", Results(lambda config: DATA))
+    first = causes.cells("tiny", nothing_run())
     assert {cell.arm for cell in first} == {ADAMWN}
     assert len(first) == 20
     assert {cell.config.run.log_every for cell in first} == {3}
@@ -79,4 +75,4 @@ def test_the_claims(above, outcomes):
 
 def test_a_scale_without_a_plan_is_refused():
     with pytest.raises(LabError, match="settle was run at tiny and small"):
-        causes.cells("full", Results(lambda config: DATA))
+        causes.cells("full", nothing_run())

@@ -5,23 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import FakeLedger, evidence_of, nothing_run, record
 
 from normcontrol.lab.studies import confirm, settle
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.records import Results
 
 RECORDS = Path(__file__).parents[3] / "results" / "settle-small"
 
 
 def test_the_settings_are_those_that_settle_chose_and_the_seeds_are_new():
-    ledger = open_folder(RECORDS)
-    done = ledger.results()
-    evidence = Evidence(ledger.cells(done), done)
-    for cell in confirm.cells("small", Results(lambda config: DATA)):
+    evidence = evidence_of(open_folder(RECORDS))
+    for cell in confirm.cells("small", nothing_run()):
         best = min(evidence.trials(cell.arm, "tuning"), key=lambda t: t.mean())
         assert cell.settings == best.cells[0].settings
         assert cell.seed not in {c.seed for c in evidence.cells}
@@ -29,7 +25,7 @@ def test_the_settings_are_those_that_settle_chose_and_the_seeds_are_new():
 
 
 def test_seeds_are_run_pair_by_pair():
-    cells = confirm.cells("small", Results(lambda config: DATA))
+    cells = confirm.cells("small", nothing_run())
     assert [(c.arm, c.seed) for c in cells[:4]] == [
         (ADAMW, 11),
         (ADAMWN, 11),

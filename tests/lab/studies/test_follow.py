@@ -6,14 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import recorded_often
+from fakes import evidence_of, recorded_often
 
 from normcontrol.lab.studies import causes, follow, growth, kept, longest, remarks, search
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.search import RISING
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.evidence import Evidence
 from normcontrol.lab.training.config import check, differences
 from normcontrol.lab.training.options import check_used
 
@@ -26,9 +25,7 @@ def ledger(above):
 
 @pytest.mark.parametrize(("folder", "arm"), [("search-tiny", ADAMW), ("rise-tiny", RISING)])
 def test_the_settings_are_those_that_were_tested(folder, arm):
-    of = open_folder(ROOT / f"results/{folder}")
-    done = of.results()
-    (tested,) = Evidence(of.cells(done), done).trials(arm, "test")
+    (tested,) = evidence_of(open_folder(ROOT / f"results/{folder}")).trials(arm, "test")
     (mine,) = {
         search.trial("tiny", arm, follow.CHOSEN[arm], seed, "test").trial for seed in follow.SEEDS
     }

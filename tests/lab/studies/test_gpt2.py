@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fakes import FakeLedger, record
+from fakes import FakeLedger, evidence_of, nothing_run, record
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import confirm, gpt2, growth, remarks, search, settle
@@ -14,15 +14,13 @@ from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMC, ADAMW
 from normcontrol.lab.study import verdict
 from normcontrol.lab.study.comparison import choose
-from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.optimizers import target_at
 
 ROOT = Path(__file__).parents[3]
 
 
 def cells(scale):
-    return gpt2.cells(scale, Results(lambda config: None))
+    return gpt2.cells(scale, nothing_run())
 
 
 def test_it_is_the_papers_model_on_200_million_tokens_from_its_own_start():
@@ -35,9 +33,7 @@ def test_it_is_the_papers_model_on_200_million_tokens_from_its_own_start():
 
 @pytest.mark.parametrize("scale", ["tiny", "small"])
 def test_the_decays_keep_the_timescale_that_settle_chose(scale):
-    ledger = open_folder(ROOT / f"results/settle-{scale}")
-    done = ledger.results()
-    found = Evidence(ledger.cells(done), done)
+    found = evidence_of(open_folder(ROOT / f"results/settle-{scale}"))
     for arm in (ADAMW, ADAMC):
         chosen = choose(found.trials(arm)).trial.config
         mine = next(c for c in cells(scale) if c.arm == arm).config

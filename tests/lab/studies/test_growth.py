@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from fakes import FakeLedger, record
+from fakes import FakeLedger, evidence_of, record
 
 from normcontrol.lab.studies import growth, horizon, search
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.evidence import Evidence
 
 ROOT = Path(__file__).parents[3]
 
@@ -44,9 +43,7 @@ def test_no_seed_of_the_test_was_run_before():
 
 
 def test_the_long_runs_have_the_settings_that_horizon_chose():
-    ledger = open_folder(ROOT / "results/horizon-tiny")
-    done = ledger.results()
-    evidence = Evidence(ledger.cells(done), done)
+    evidence = evidence_of(open_folder(ROOT / "results/horizon-tiny"))
     for arm, point in growth.CHOSEN.items():
         chosen = search.choice(evidence, horizon.LONG.name(arm))
         cell = search.trial("tiny", arm, point, 91, "test", growth.LONG)

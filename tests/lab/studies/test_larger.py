@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import FakeLedger, nothing_run, record
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import larger, settle, shape, walk
 from normcontrol.lab.studies.search import RISING
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check, preset
 
 
@@ -31,7 +30,7 @@ def ledger(above, best_lr=6e-3):
 
 
 def test_the_model_and_the_start_are_those_of_the_plan():
-    first = larger.cells("tiny", Results(lambda config: DATA))
+    first = larger.cells("tiny", nothing_run())
     for cell in first:
         check(cell.config)
         assert cell.config.model.width == preset("tiny").model.width == 128
@@ -40,7 +39,7 @@ def test_the_model_and_the_start_are_those_of_the_plan():
         (6e-3, ("weight_decay", decay)) for decay in (0.3, 0.56, 0.9)
     }
     with pytest.raises(LabError, match="larger has no plan for the scale small"):
-        larger.cells("small", Results(lambda config: DATA))
+        larger.cells("small", nothing_run())
 
 
 def test_adamw_and_adamwn_are_tested_pair_by_pair_before_the_third_arm_is_tuned():

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import DATA, FakeLedger, nothing_run, record
 
 from normcontrol.lab.studies import causes, growth, kept, longest, search
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
 from normcontrol.lab.study.cells import identity
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check
 
 
@@ -28,7 +27,7 @@ def ledger(lead, best_lr=8.5e-3, best_warmup=270):
 
 
 def test_it_starts_with_the_settings_that_growth_tested_in_shorter_runs():
-    first = longest.cells("tiny", Results(lambda config: DATA))
+    first = longest.cells("tiny", nothing_run())
     for arm in longest.KINDS:
         mine = next(c for c in first if c.arm == longest.LONGEST.name(arm))
         theirs = search.trial("tiny", arm, growth.CHOSEN[arm], 0, "test", growth.LONG)

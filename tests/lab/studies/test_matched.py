@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import FakeLedger, evidence_of, nothing_run, record
 
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies import larger, matched
@@ -13,8 +13,6 @@ from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.search import WALK
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check
 from normcontrol.lab.training.options import check_used
 
@@ -22,16 +20,14 @@ RECORDS = Path(__file__).parents[3] / "results" / "larger-tiny"
 
 
 def test_the_setting_and_the_norm_are_those_of_adamw_in_larger():
-    ledger = open_folder(RECORDS)
-    done = ledger.results()
-    (chosen,) = Evidence(ledger.cells(done), done).trials(ADAMW, "seeds")
+    (chosen,) = evidence_of(open_folder(RECORDS)).trials(ADAMW, "seeds")
     assert dict(chosen.cells[0].settings) == {"lr": matched.LR, "weight_decay": matched.DECAY}
     assert chosen.mean("ratio") == pytest.approx(matched.END, abs=5e-4)
     assert not set(matched.SEEDS) & {*larger.SEEDS}
 
 
 def test_all_arms_share_what_adamw_has_and_end_at_its_norm():
-    adamw, papers, walk = matched.cells("tiny", Results(lambda config: DATA))[:3]
+    adamw, papers, walk = matched.cells("tiny", nothing_run())[:3]
     assert (adamw.arm, papers.arm, walk.arm) == matched.ARMS
     for cell in (adamw, papers, walk):
         check(cell.config)
@@ -44,7 +40,7 @@ def test_all_arms_share_what_adamw_has_and_end_at_its_norm():
     assert path[-1] == 1.253
     assert list(path) == sorted(path)
     with pytest.raises(LabError, match="matched has no plan for the scale small"):
-        matched.cells("small", Results(lambda config: DATA))
+        matched.cells("small", nothing_run())
 
 
 @pytest.mark.parametrize(

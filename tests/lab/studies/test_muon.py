@@ -5,24 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import FakeLedger, evidence_of, nothing_run, record
 
 from normcontrol.lab.studies import budget, confirm, muon, settle
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.optimizers import MUON, MUON_CONTROLLED
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.evidence import Evidence
-from normcontrol.lab.study.records import Results
 
 RECORDS = Path(__file__).parents[3] / "results" / "optimizers-tiny"
 
 
 def test_the_settings_are_those_that_optimizers_chose_and_the_seeds_are_new():
-    ledger = open_folder(RECORDS)
-    done = ledger.results()
-    evidence = Evidence(ledger.cells(done), done)
+    evidence = evidence_of(open_folder(RECORDS))
     used = {*settle.SEEDS, *settle.MORE, *confirm.SEEDS, *budget.SEEDS}
-    every = muon.cells("tiny", Results(lambda config: DATA))
+    every = muon.cells("tiny", nothing_run())
     for cell in [cell for cell in every if cell.part == "seeds"]:
         best = min(evidence.trials(cell.arm, "tuning"), key=lambda t: t.mean())
         assert cell.settings == best.cells[0].settings
@@ -31,7 +27,7 @@ def test_the_settings_are_those_that_optimizers_chose_and_the_seeds_are_new():
 
 
 def test_seeds_are_run_pair_by_pair():
-    cells = muon.cells("tiny", Results(lambda config: DATA))
+    cells = muon.cells("tiny", nothing_run())
     assert [(c.arm, c.seed) for c in cells[:3]] == [
         (MUON, 41),
         (MUON_CONTROLLED, 41),
@@ -40,7 +36,7 @@ def test_seeds_are_run_pair_by_pair():
 
 
 def test_the_control_differs_from_muon_in_learning_rate_and_decay_alone():
-    every = muon.cells("tiny", Results(lambda config: DATA))
+    every = muon.cells("tiny", nothing_run())
     first = {cell.arm: cell.config for cell in every if cell.seed == 41}
     for cell in (cell for cell in every if cell.part == "control"):
         same = {"init_seed": 41, "data_seed": 41, "dropout_seed": 41}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fakes import DATA, recorded_often
+from fakes import nothing_run, recorded_often
 
 from normcontrol.lab.studies import catchup, larger, matched, predicted, tuned_walk, walk
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check, differences
 from normcontrol.lab.training.options import check_used
 
@@ -36,7 +35,7 @@ def test_only_the_norm_differs_from_adamw(cells):
 
 
 def test_adamw_is_that_of_catchup_and_recorded_at_200_steps(cells):
-    of_catchup = catchup.cells("tiny", Results(lambda config: DATA))[0].config
+    of_catchup = catchup.cells("tiny", nothing_run())[0].config
     for cell in cells[ADAMW]:
         changed = set(differences(of_catchup, cell.config))
         assert changed == {"init_seed", "data_seed", "dropout_seed", "log_every"}

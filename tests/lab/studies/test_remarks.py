@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes import FakeLedger, record
+from fakes import FakeLedger, evidence_of, record
 
 from normcontrol.lab.studies import growth, horizon, remarks, rise, search
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.evidence import Evidence
 
 ROOT = Path(__file__).parents[3]
 OUTCOMES = {
@@ -71,9 +70,7 @@ def test_no_seed_of_the_test_was_run_before():
 
 @pytest.mark.parametrize(("arm", "study"), [(ADAMW, "search"), (search.RISING, "rise")])
 def test_the_settings_are_those_that_were_chosen(arm, study):
-    ledger = open_folder(ROOT / f"results/{study}-tiny")
-    done = ledger.results()
-    chosen = search.choice(Evidence(ledger.cells(done), done), arm)
+    chosen = search.choice(evidence_of(open_folder(ROOT / f"results/{study}-tiny")), arm)
     cell = search.trial("tiny", arm, remarks.CHOSEN[arm], 131, "test")
     assert chosen.trial.cells[0].settings == cell.settings
 

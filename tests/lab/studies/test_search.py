@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import FakeLedger, nothing_run, record
 
 from normcontrol.lab.studies import budget, confirm, muon, search, settle
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.records import Results
 
 INSIDE = (5, 4, 3, 2)
 """A point that lies at no edge."""
@@ -81,7 +80,7 @@ def test_the_best_of_the_search_is_what_is_tested(every):
 
 
 def test_a_stopped_search_names_only_what_it_can():
-    first = search.cells("tiny", Results(lambda config: DATA))
+    first = search.cells("tiny", nothing_run())
     assert Counter(cell.arm for cell in first) == dict.fromkeys(search.ARMS, search.DRAWN)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import DATA, FakeLedger, nothing_run, record
 
 from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.settled import (
@@ -22,7 +22,6 @@ from normcontrol.lab.studies.settled import (
 from normcontrol.lab.studies.tuning import TRIALS, TUNING
 from normcontrol.lab.study import verdict
 from normcontrol.lab.study.cells import identity
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check
 from normcontrol.lab.training.optimizers import lr_at
 from normcontrol.lab.training.options import check_used
@@ -75,7 +74,7 @@ def test_every_cell_can_be_run_and_starts_alike(cells):
 
 @pytest.mark.parametrize("scale", settle.BASES)
 def test_the_first_trials_are_the_same_at_every_scale(scale):
-    first = settle.cells(scale, Results(lambda config: DATA))
+    first = settle.cells(scale, nothing_run())
     assert [cell.arm for cell in first] == [ADAMW] * 3 + [ADAMWN] * 3
     assert {cell.seed for cell in first} == {0}
     for cell in first:

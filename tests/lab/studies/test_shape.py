@@ -5,19 +5,18 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import FakeLedger, nothing_run, record
 
 from normcontrol.lab.studies import causes, follow, growth, kept, longest, remarks, search, shape
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check, differences
 from normcontrol.lab.training.optimizers import lr_at
 from normcontrol.lab.training.options import check_used
 
 
 def cells():
-    return shape.cells("tiny", Results(lambda config: DATA))
+    return shape.cells("tiny", nothing_run())
 
 
 def test_no_seed_was_run_before():

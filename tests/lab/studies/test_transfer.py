@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import DATA, FakeLedger, evidence_of, nothing_run, record
 
 from normcontrol.lab.report.page import COLOURS
 from normcontrol.lab.report.study_page import drawn
@@ -23,8 +23,6 @@ from normcontrol.lab.studies.regret import (
 )
 from normcontrol.lab.study import verdict
 from normcontrol.lab.study.cells import identity
-from normcontrol.lab.study.claims import Evidence
-from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import check
 
 SCALES = ("tiny", "small", "full")
@@ -47,8 +45,7 @@ def ledger(scale="small", **made):
 
 
 def evidence(of):
-    done = of.results()
-    return Evidence(of.cells(done), done)
+    return evidence_of(of)
 
 
 def parts(cells):
@@ -68,7 +65,7 @@ def test_every_cell_can_be_run(scale):
 
 
 def test_first_come_equal_trials_of_every_tuned_arm_and_nothing_else():
-    cells = transfer.cells("small", Results(lambda config: DATA))
+    cells = transfer.cells("small", nothing_run())
     counts = {arm: sum(c.arm == arm for c in cells) for arm in ARMS}
     assert counts == {**dict.fromkeys(ARMS, 5), FIXED: 1, TIMESCALE: 0}
     assert len(distinct(cells)) == 20

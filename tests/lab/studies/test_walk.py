@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from fakes import DATA, FakeLedger, record
+from fakes import FakeLedger, nothing_run, record
 
 from normcontrol.lab.studies import follow, longest, shape, walk
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study import verdict
-from normcontrol.lab.study.records import Results
 
 
 def test_the_arms_are_those_of_shape_with_seeds_of_their_own():
-    first, second = walk.cells("tiny", Results(lambda config: DATA))[:2]
-    before = shape.cells("tiny", Results(lambda config: DATA))[:2]
+    first, second = walk.cells("tiny", nothing_run())[:2]
+    before = shape.cells("tiny", nothing_run())[:2]
     assert [cell.arm for cell in (first, second)] == [ADAMW, shape.WALK]
     assert second.config.optim == before[1].config.optim
     assert not set(walk.SEEDS) & {*shape.SEEDS, *follow.SEEDS, *longest.LONGEST.seeds}

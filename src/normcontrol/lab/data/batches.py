@@ -49,19 +49,14 @@ class Dataset:
     """The checksum of a trained tokenizer's file."""
 
 
-def load(
-    given: str,
-    tokenizer: str,
-    cache: Path,
-    progress: prepare.Progress = lambda read, total, tokens: None,
-) -> Dataset:
+def load(given: str, tokenizer: str, cache: Path) -> Dataset:
     """Load and verify the data that ``given`` names: a folder, or "python" for the embedded corpus,
     which is prepared in ``cache`` on first use."""
     folder = Path(given).expanduser()
     if given == "python":
         folder = cache / f"python-{sys.version.split()[0]}-{tokenizer.replace(':', '')}"
         if not (folder / manifest.MANIFEST).exists():
-            prepare.prepare(corpus.embedded(), folder, tokenizer, progress=progress, wait=True)
+            prepare.prepare(corpus.embedded(), folder, tokenizer, wait=True)
     if (folder / manifest.MANIFEST).exists():
         return _prepared(folder)
     if (folder / "train.bin").exists() and (folder / "val.bin").exists():

@@ -6,6 +6,7 @@ Reading can start again at any piece. The ``fingerprint`` of a source shows whet
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
@@ -63,12 +64,11 @@ class Source:
         done = 0
         for path in self.files:
             done += path.stat().st_size
-            if path.suffix == ".parquet":
-                yield from ((iter((text,)), done) for text in _parquet(path, self.column))
-            elif path.suffix == ".jsonl":
-                yield from ((iter((text,)), done) for text in _jsonl(path, self.column))
-            else:
+            if path.suffix not in TABLES:
                 yield _blocks(path), done
+                continue
+            read = _parquet if path.suffix == ".parquet" else _jsonl
+            yield from ((iter((text,)), done) for text in read(path, self.column))
 
     def pieces(self) -> Iterator[tuple[Piece, int]]:
         """All documents, cut into pieces. Empty documents are skipped."""
@@ -145,9 +145,8 @@ def source(given: str, column: str = "text") -> Source:
                 f"There is no text in the folder {path}: no file in it ends in "
                 f"{', '.join((*TEXT, *TABLES))}."
             )
-    for file in files:
-        if file.stat().st_size == 0 and len(files) == 1:
-            raise LabError(f"{file} is empty: it contains no text to train on.")
+    if len(files) == 1 and files[0].stat().st_size == 0:
+        raise LabError(f"{files[0]} is empty: it contains no text to train on.")
     return Source(str(path), files, column)
 
 
@@ -206,8 +205,6 @@ def hugging_face(given: str, column: str) -> Source:
 
 def _blocks(path: Path) -> Iterator[str]:
     """A text file, decoded as UTF-8, block by block, without a byte order mark."""
-    import codecs
-
     decoder, mark = codecs.getincrementaldecoder("utf-8")(), len(codecs.BOM_UTF8)
     with path.open("rb") as file:
         at = mark if file.read(mark) == codecs.BOM_UTF8 else 0
@@ -218,10 +215,12 @@ def _blocks(path: Path) -> Iterator[str]:
         yield _decoded(decoder, b"", at, path, final=True)
 
 
-def _decoded(decoder: object, block: bytes, at: int, path: Path, final: bool) -> str:
-    pending = len(decoder.getstate()[0])  # type: ignore[attr-defined]
+def _decoded(
+    decoder: codecs.IncrementalDecoder, block: bytes, at: int, path: Path, final: bool
+) -> str:
+    pending = len(decoder.getstate()[0])
     try:
-        return decoder.decode(block, final)  # type: ignore[attr-defined,no-any-return]
+        return decoder.decode(block, final)
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise LabError(

@@ -29,6 +29,8 @@ COLOURS = (
 LARGEST = 2**53
 """Up to this number, JavaScript has all integers."""
 CURVES = ("loss", "val_loss", "ratio")
+SHOWN = ("trial", "seed", "label", "status", "error", "chosen", "baseline", "initial_gain")
+"""What the script gets of a run as it is."""
 MANY = 4
 """The number of runs of an arm from which on their mean is drawn."""
 
@@ -137,24 +139,10 @@ panel to zoom in, double-click to zoom out.
             for key in CURVES:
                 at, values = run.curves.get(key, ((), ()))
                 curves[key] = [steps.setdefault(_floats(at), len(steps)), _floats(values)]
-            about = {
-                key: getattr(run, key)
-                for key in (
-                    "arm",
-                    "trial",
-                    "seed",
-                    "label",
-                    "status",
-                    "error",
-                    "chosen",
-                    "baseline",
-                    "initial_gain",
-                )
-            }
             runs.append(
                 {
-                    **about,
                     "arm": printable(run.arm),
+                    **{key: getattr(run, key) for key in SHOWN},
                     "config": {k: v for k, v in run.config.items() if first.get(k) != v},
                     "curves": curves,
                 }

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from normcontrol import constant, linear
+from normcontrol import constant, paper_ratio
 from normcontrol.lab.report.figure_files import save
 from normcontrol.lab.report.page import COLOURS
 from normcontrol.lab.text import printable, wrapped
@@ -145,7 +145,7 @@ def draw_figure_1(*paths: Path) -> None:
         ax = figure.subplots()
         for schedule, name, colour in (
             (constant(0.0), "weight decay", _colour(0)),
-            (linear(1.0, 2.0, steps=2500), "control", _colour(1)),
+            (paper_ratio(), "control", _colour(1)),
         ):
             ax.plot([schedule(step) for step in range(1, 10_001)], color=colour, label=name)
         ax.set(xlabel="step", ylabel="$r_t$: target norm / initial norm", ylim=(-0.05, 2.15))

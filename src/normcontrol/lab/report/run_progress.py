@@ -63,7 +63,7 @@ class Board:
             self.live.update(self.table())
         elif time.monotonic() - self._printed > QUIET or status.step == status.steps:
             self._printed = time.monotonic()
-            step, loss, ratio, val, *rest = _cells(status, _left(status, started, first))
+            step, loss, ratio, val, *rest = _cells(status, started, first)
             words = (printable(name), step, f"loss {loss}", f"ratio {ratio}", f"val {val}", *rest)
             self.console.print(Text("  ".join(words)), soft_wrap=True)
 
@@ -72,8 +72,7 @@ class Board:
         headings = ("run", "step", "loss", "norm ratio", "validation", "speed", "left")
         rows, bars = [], []
         for name, (status, started, first) in self.runs.items():
-            left = "-" if status is None else _left(status, started, first)
-            rows.append((name, *(["-"] * 6 if status is None else _cells(status, left))))
+            rows.append((name, *(["-"] * 6 if status is None else _cells(status, started, first))))
             bars.append((0, 1) if status is None else (status.step, status.steps))
         lines = columns([headings, *rows], self.console.width)
         room = min(20, self.console.width - max(map(wide, lines)) - 2)
@@ -87,7 +86,7 @@ class Board:
         return table
 
 
-def _cells(status: Status, left: str) -> Sequence[str]:
+def _cells(status: Status, started: float, first: int) -> Sequence[str]:
     ratio = (
         f"{status.ratio:.3f}"
         if status.target is None
@@ -97,7 +96,8 @@ def _cells(status: Status, left: str) -> Sequence[str]:
     speed = f"{status.tokens_per_second:,.0f} tok/s" + (
         "" if status.mfu is None else f" (MFU {status.mfu:.0%})"
     )
-    return f"{status.step}/{status.steps}", f"{status.loss:.4f}", ratio, val, speed, left
+    step, left = f"{status.step}/{status.steps}", _left(status, started, first)
+    return step, f"{status.loss:.4f}", ratio, val, speed, left
 
 
 def _left(status: Status, started: float, first: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from normcontrol.lab.report import panels
 from normcontrol.lab.report.page import COLOURS, Page, Run, Table
-from normcontrol.lab.study.cells import Cell
+from normcontrol.lab.study.cells import SEEDS, Cell
 from normcontrol.lab.study.claims import HOW
 from normcontrol.lab.study.evidence import Trial
 from normcontrol.lab.study.ledger import Ledger
@@ -77,11 +77,9 @@ def runs(ledger: Ledger, verdict: Verdict) -> list[Run]:
         ledger.cells(done), key=lambda c: (order.get(c.arm, len(order)), c.trial, c.seed)
     ):
         record = done.of(cell)
-        if record is not None and (record.id, cell.arm) not in seen:
-            seen.add((record.id, cell.arm))
-            found.append(
-                _run(cell, record, (record.id, cell.arm) in chosen, (record.id, cell.arm) in bases)
-            )
+        if record is not None and (key := (record.id, cell.arm)) not in seen:
+            seen.add(key)
+            found.append(_run(cell, record, key in chosen, key in bases))
     return found
 
 
@@ -131,10 +129,8 @@ def _what_was_run(verdict: Verdict) -> list[Table]:
         return []
     config = base.trial.config
     m, d, o = config.model, config.data, config.optim
-    layers, heads = (
-        f"{m.layers} layer{'s' * (m.layers > 1)}",
-        f"{m.heads} head{'s' * (m.heads > 1)}",
-    )
+    layers = f"{m.layers} layer{'s' * (m.layers > 1)}"
+    heads = f"{m.heads} head{'s' * (m.heads > 1)}"
     about = [
         ("model", f"GPT-2 shape: {layers}, {heads}, {m.width} wide"),
         ("context", f"{m.context} tokens"),
@@ -177,7 +173,7 @@ def _in_words(values: Sequence[Any]) -> str:
 
 
 def _without_seeds(config: Config) -> Config:
-    return config.with_(init_seed=0, data_seed=0, dropout_seed=0)
+    return config.with_(**dict.fromkeys(SEEDS, 0))
 
 
 def _places(verdict: Verdict) -> dict[tuple[str, ...], int]:

@@ -209,13 +209,13 @@ def _claims() -> Iterator[Claim]:
         "slower first",
         "At half of the run AdamWN has a higher validation loss than AdamW.",
         f"the 95 % interval of AdamWN minus AdamW there lies below zero, {both}",
-        rule(halfway, lambda d: d.chance_above(), lambda d: d.chance_below()),
+        rule(halfway, Difference.chance_above, Difference.chance_below),
     )
     yield Claim(
         "better later",
         "At the end of the run AdamWN has a lower validation loss than AdamW.",
         f"the 95 % interval of AdamWN minus AdamW there lies above zero, {both}",
-        rule(final, lambda d: d.chance_below(), lambda d: d.chance_above()),
+        rule(final, Difference.chance_below, Difference.chance_above),
     )
     yield Claim(
         "half the steps",
@@ -228,7 +228,7 @@ def _claims() -> Iterator[Claim]:
         "the gap grows",
         "With more steps AdamWN ends further below AdamW.",
         f"the 95 % interval of the change of AdamWN minus AdamW lies above zero, {both}",
-        rule(growth, lambda d: d.chance_below(), lambda d: d.chance_above()),
+        rule(growth, Difference.chance_below, Difference.chance_above),
     )
 
 

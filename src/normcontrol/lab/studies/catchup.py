@@ -29,7 +29,6 @@ SEEDS = LONGEST.seeds[:20]
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """Seed by seed, all arms."""
-    del done
     owns = [trial(scale, ADAMW, CHOSEN, seed, "test", LONGEST) for seed in SEEDS]
     return [cell for own in owns for cell in at_norm(replace(own, arm=ADAMW), END)]
 

@@ -16,6 +16,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from normcontrol.lab.studies import tuning
 from normcontrol.lab.studies.bases import base
 from normcontrol.lab.studies.claims_rules import (
     ADAMC,
@@ -208,27 +209,14 @@ def horizons(
     twice.
     """
     wanted: list[Cell] = []
+    same: dict[str, Any] = {"part": "horizon", "seeds": r.more}
     for _ in range(3):
         wanted += grid(
-            f"{ADAMW}{FEWER}",
-            adamw.with_(steps=r.fewer_steps),
-            part="horizon",
-            weight_decay=decays,
-            seeds=r.more,
+            f"{ADAMW}{FEWER}", adamw.with_(steps=r.fewer_steps), weight_decay=decays, **same
         )
-        wanted += grid(
-            f"{ADAMWN}{FEWER}",
-            adamwn.with_(steps=r.fewer_steps),
-            part="horizon",
-            ratio=ratios,
-            seeds=r.more,
-        )
-        wanted += grid(
-            ADAMW, adamw, part="horizon", lr=[adamw.optim.lr], weight_decay=decays, seeds=r.more
-        )
-        wanted += grid(
-            ADAMWN, adamwn, part="horizon", lr=[adamwn.optim.lr], ratio=ratios, seeds=r.more
-        )
+        wanted += grid(f"{ADAMWN}{FEWER}", adamwn.with_(steps=r.fewer_steps), ratio=ratios, **same)
+        wanted += grid(ADAMW, adamw, lr=[adamw.optim.lr], weight_decay=decays, **same)
+        wanted += grid(ADAMWN, adamwn, lr=[adamwn.optim.lr], ratio=ratios, **same)
         if not done.done(wanted):
             break
         decay, ratio = (
@@ -312,15 +300,7 @@ def offsets(r: Ranges, adamwn: Cell) -> list[Cell]:
 
 def seeded(cell: Cell, seeds: tuple[int, ...], part: str) -> list[Cell]:
     """The cell with each seed."""
-    return [
-        replace(
-            cell,
-            config=cell.config.with_(init_seed=s, data_seed=s, dropout_seed=s),
-            seed=s,
-            part=part,
-        )
-        for s in seeds
-    ]
+    return [replace(cell, config=tuning.seeded(cell.config, s), seed=s, part=part) for s in seeds]
 
 
 def scaled(adamw: Cell, adamwn: Cell) -> Cell:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import Claim, lower
+from normcontrol.lab.study.claims import lower_loss
 from normcontrol.lab.study.records import Results
 
 SEEDS = range(11, 27)
@@ -35,12 +35,5 @@ STUDY = Study(
     cells,
     "AdamW and AdamWN as the study settle tuned them, with new seeds.",
     ADAMW,
-    (
-        Claim(
-            "lower",
-            "AdamWN has a lower validation loss than AdamW.",
-            "the 95 % interval of the paired difference, AdamWN minus AdamW, lies above zero",
-            lower(ADAMWN, ADAMW),
-        ),
-    ),
+    (lower_loss("lower", ADAMWN, ADAMW),),
 )

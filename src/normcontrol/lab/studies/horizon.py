@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from normcontrol.lab.studies.search import RISING, Protocol, choice, level, lower, searched
+from normcontrol.lab.studies.search import RISING, Protocol, compared, level, lower, searched
 from normcontrol.lab.studies.settled import ADAMW
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import NOT_RUN, NOT_SHOWN, Claim, Finding, decide
@@ -35,18 +35,12 @@ def cells(scale: str, done: Results) -> list[Cell]:
     ]
 
 
-def compared(evidence: Evidence, protocol: Protocol, arm: str) -> Comparison | None:
-    """An arm against AdamW in one condition; None before the tests of both."""
-    mine, theirs = (choice(evidence, protocol.name(a)) for a in (arm, ADAMW))
-    return None if mine is None or theirs is None else Comparison(mine, theirs)
-
-
 def change(one: Protocol, other: Protocol, arm: str) -> Callable[[Evidence], Finding]:
     """How the difference of an arm and AdamW changes between the runs of a seed in two
     conditions."""
 
     def decided(evidence: Evidence) -> Finding:
-        before, after = (compared(evidence, protocol, arm) for protocol in (one, other))
+        before, after = (compared(evidence, p.name(arm), p.name(ADAMW)) for p in (one, other))
         if before is None or after is None:
             return Finding(NOT_RUN)
         seeds = [seed for seed in before.fresh if seed in after.fresh]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from normcontrol import predict, set_norm_
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.studies.catchup import CHOSEN
-from normcontrol.lab.studies.follow import FOLLOWING
+from normcontrol.lab.studies.follow import FOLLOWING, followed
 from normcontrol.lab.studies.longest import LONGEST
 from normcontrol.lab.studies.paths import following
 from normcontrol.lab.studies.search import trial
@@ -54,10 +54,7 @@ def stages(scale: str, done: Results) -> Iterator[list[Cell]]:
         for seed in SEEDS
     ]
     yield [cell for own in owns for cell in (own, following(own, PREDICTED, expected(own.config)))]
-    yield [
-        following(own, FOLLOWING, recorded(other, done))
-        for own, other in zip(owns, [*owns[1:], owns[0]], strict=True)
-    ]
+    yield followed(owns, owns, done)
 
 
 def expected(config: Config) -> list[float]:
@@ -68,13 +65,6 @@ def expected(config: Config) -> list[float]:
     steps, every = config.run.steps, config.run.log_every
     lrs = [lr_at(config, step) for step in range(1, steps + 1)]
     return predict.adamw(model, lrs, config.optim.weight_decay).ratios[every::every]
-
-
-def recorded(cell: Cell, done: Results) -> list[float]:
-    """The ratios that this run of AdamW had."""
-    record = done.of(cell)
-    assert record is not None
-    return record.curves["ratio"][1]
 
 
 STUDY = Study(

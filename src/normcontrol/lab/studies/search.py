@@ -13,7 +13,7 @@ import functools
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -29,6 +29,8 @@ from normcontrol.lab.study.claims import (
     Finding,
     decide,
     in_numbers,
+    level_loss,
+    lower_loss,
 )
 from normcontrol.lab.study.comparison import Choice, Comparison
 from normcontrol.lab.study.evidence import Evidence
@@ -237,6 +239,12 @@ def choice(evidence: Evidence, arm: str) -> Choice | None:
     return Choice(trials, chosen, frozenset(CHOSEN_BY), len(trials))
 
 
+def compared(evidence: Evidence, one: str, other: str) -> Comparison | None:
+    """Two arms, each by the trial that is tested; None before the tests of both."""
+    mine, theirs = choice(evidence, one), choice(evidence, other)
+    return None if mine is None or theirs is None else Comparison(mine, theirs)
+
+
 def rule(
     one: str, other: str, tests: Callable[[Difference], tuple[float, float]]
 ) -> Callable[[Evidence], Finding]:
@@ -244,35 +252,25 @@ def rule(
     the seeds of the test."""
 
     def decided(evidence: Evidence) -> Finding:
-        mine, theirs = choice(evidence, one), choice(evidence, other)
-        if mine is None or theirs is None:
+        pair = compared(evidence, one, other)
+        if pair is None:
             return Finding(NOT_RUN)
-        compared = Comparison(mine, theirs)
-        found = compared.difference()
+        found = pair.difference()
         if found is None or found.error is None:
             return Finding(NOT_SHOWN, because=("two seeds of the test are needed in both arms",))
-        return decide(in_numbers(compared, found), *tests(found), compared.unfair())
+        return decide(in_numbers(pair, found), *tests(found), pair.unfair())
 
     return decided
 
 
 def lower(name: str, other: str, arm: str = ADAMWN) -> Claim:
-    refuted = f"the 95 % interval of the paired difference, {arm} minus {other}, lies above zero"
-    says = f"{arm} has a lower validation loss than {other}."
-    return Claim(
-        name, says, refuted, rule(arm, other, lambda d: (d.chance_below(), d.chance_above()))
-    )
+    decided = rule(arm, other, lambda d: (d.chance_below(), d.chance_above()))
+    return replace(lower_loss(name, arm, other), rule=decided)
 
 
 def level(name: str, other: str, arm: str = ADAMWN) -> Claim:
-    refuted = f"the interval of {arm} minus {other} lies beyond {MARGIN:g} on one side"
-    says = f"{arm} is level with {other}, within {MARGIN:g}."
-    return Claim(
-        name,
-        says,
-        refuted,
-        rule(arm, other, lambda d: (d.chance_within(MARGIN), d.chance_beyond(MARGIN))),
-    )
+    decided = rule(arm, other, lambda d: (d.chance_within(MARGIN), d.chance_beyond(MARGIN)))
+    return replace(level_loss(name, arm, other, MARGIN), rule=decided)
 
 
 STUDY = Study(

@@ -35,7 +35,6 @@ PATHS: dict[str, Path] = {WALK: walk, STRAIGHT: straight, AT_ONCE: at_once}
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """Seed by seed, all arms."""
-    del done
     return [cell for seed in SEEDS for cell in beside(scale, seed, PATHS)]
 
 

@@ -29,6 +29,7 @@ from normcontrol.lab.studies.regret import (
     Condition,
     at,
 )
+from normcontrol.lab.studies.tuning import seeded
 from normcontrol.lab.study.cells import Cell, Study, grid
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config
@@ -135,10 +136,9 @@ def carried(
     there = changed(plan.base, condition)
 
     def cell(arm: str, optimizer: str, **settings: Any) -> Cell:
-        config = there.with_(optimizer=optimizer, **settings)
-        seeded = config.with_(init_seed=seed, data_seed=seed, dropout_seed=seed)
+        config = seeded(there.with_(optimizer=optimizer, **settings), seed)
         tried = tuple((k, v) for k, v in settings.items() if k != "hidden_only")
-        return Cell(at(arm, condition), seeded, seed, tried, part)
+        return Cell(at(arm, condition), config, seed, tried, part)
 
     value = {arm: c.settings[0][1] for arm, c in chosen.items()}
     return [

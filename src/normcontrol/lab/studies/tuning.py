@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from normcontrol.lab.study.cells import Cell
+from normcontrol.lab.study.cells import SEEDS, Cell
 from normcontrol.lab.study.records import Results
 from normcontrol.lab.training.config import Config
 
@@ -98,7 +98,7 @@ def known(stages: Iterator[list[Cell]], done: Results) -> list[Cell]:
 
 
 def seeded(config: Config, seed: int) -> Config:
-    return config.with_(init_seed=seed, data_seed=seed, dropout_seed=seed)
+    return config.with_(**dict.fromkeys(SEEDS, seed))
 
 
 def _losses(done: Results, cells: Sequence[Cell]) -> list[float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from normcontrol.lab.study.comparison import FACTOR, Choice, Comparison, choose
+from normcontrol.lab.study.comparison import FACTOR, Choice, Comparison, choose, seeds_in_words
 from normcontrol.lab.study.evidence import Evidence, Trial
 from normcontrol.lab.study.statistics import LEVEL, Difference, any_of, holm
 
@@ -192,11 +192,8 @@ def is_lower(compared: Comparison) -> Finding:
     found = compared.difference()
     if found is None or found.error is None:
         return _untested(compared, found)
-    numbers, below, above = (
-        in_numbers(compared, found),
-        found.chance_below(),
-        found.chance_above(),
-    )
+    numbers = in_numbers(compared, found)
+    below, above = found.chance_below(), found.chance_above()
     if ahead := compared.ahead():
         trial, against = ahead
         numbers += f"; minus {trial.settings}, which did better there: {against}, n = {against.n}"
@@ -226,5 +223,4 @@ def chosen_by(compared: Comparison) -> str:
     used = sorted(compared.used & set(compared.common))
     if not used or not compared.fresh:
         return ""
-    seeds = f"seed{'s' * (len(used) > 1)} {', '.join(map(str, used))}"
-    return f", chosen by {seeds} and tested by others"
+    return f", chosen by {seeds_in_words(used)} and tested by others"

@@ -59,9 +59,7 @@ class Runner:
         only: tuple[str, ...] = (),
         limit_minutes: float | None = None,
         show: Show = silent,
-        finished: Callable[[Cell, Record, int, int], None] = lambda cell, record, done, wanted: (
-            None
-        ),
+        finished: Callable[[Cell, Record, int, int], None] = silent,
     ) -> None:
         self.ledger, self.only = ledger, only
         self.device, self.workers, self.on = device, workers, on

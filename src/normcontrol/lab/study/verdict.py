@@ -67,8 +67,14 @@ class Row:
 
     @property
     def inside(self) -> str:
-        """In words, whether the best of its trials lies inside the grid."""
-        return inside(self.choice)
+        """In words, whether the best trial lies inside the grid, for every setting of which several
+        values were tried."""
+        if not any(math.isfinite(trial.mean()) for trial in self.choice.trials):
+            return "none finished"
+        edges = self.choice.edges()
+        if edges is None:
+            return "not tuned"
+        return f"at the edge: {in_words(edges)}" if edges else "inside"
 
     @property
     def arm(self) -> str:
@@ -313,17 +319,6 @@ def _compared(row: Row, base: Choice, losses: Iterable[str]) -> Row:
     in_all = [steps for steps in reached if steps is not None]
     mean = statistics.fmean(in_all) if in_all and len(in_all) == len(reached) else None
     return replace(row, comparison=compared, differences=found, steps_to=mean)
-
-
-def inside(choice: Choice) -> str:
-    """In words, whether the best trial lies inside the grid, for every setting of which several
-    values were tried."""
-    if not any(math.isfinite(trial.mean()) for trial in choice.trials):
-        return "none finished"
-    edges = choice.edges()
-    if edges is None:
-        return "not tuned"
-    return f"at the edge: {in_words(edges)}" if edges else "inside"
 
 
 def _counts(rows: list[Row], base: Choice | None) -> list[str]:

@@ -63,22 +63,17 @@ def _cannot_write(folder: Path, step: int, error: BaseException) -> str:
 
 def found(folder: Path) -> list[Path]:
     """The finished checkpoints, oldest first."""
-    return (
-        sorted(path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name))
-        if folder.exists()
-        else []
-    )
+    return sorted(path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name))
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, after its bytes have been compared with the checksum in its name."""
-    name = NAME.fullmatch(path.name)
-    if name is None:
+    if NAME.fullmatch(path.name) is None:
         raise LabError(
             f"{path} is not a checkpoint of normcontrol.lab: its name should be like "
             "step-00000500-0123456789abcdef.pt."
         )
-    if sha256(path)[:16] != name[2]:
+    if not _intact(path):
         others = [other for other in found(path.parent) if other != path and _intact(other)]
         offer = (
             f"The last good one is {others[-1].name}: delete or move the damaged file to resume "

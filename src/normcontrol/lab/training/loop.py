@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from normcontrol import set_norm_
+from normcontrol.distributed.ranks import local
 from normcontrol.lab import seeds
 from normcontrol.lab.data import batches
 from normcontrol.lab.training import checkpoint, parallel
@@ -332,7 +333,7 @@ def weight_norm(model: GPT, world: World | None = None) -> float:
     """The joint norm of all matrices, over all processes: of the weights that nanoGPT decays and
     the paper controls."""
     scope = SCOPES["global"]
-    norm = scope.join(measure([parallel.local(p) for p in model.matrices()], scope))
+    norm = scope.join(measure([local(p) for p in model.matrices()], scope))
     return (
         math.sqrt(float(world.total(norm.square())))
         if world and parallel.is_sharded(model)

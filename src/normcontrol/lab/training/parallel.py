@@ -164,11 +164,6 @@ def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def local(value: Any) -> Tensor:
-    """This process's shard of a sharded tensor; any other tensor itself."""
-    return value.to_local() if hasattr(value, "to_local") else value
-
-
 def reshard(model: nn.Module) -> None:
     """Shard the parameters again that a forward pass without a backward pass left unsharded."""
     for module in model.modules():

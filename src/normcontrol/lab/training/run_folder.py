@@ -92,9 +92,8 @@ def check_data(folder: Path, dataset: Dataset, digest: str | None = None) -> Non
     """Raise :class:`LabError` if a run that is there was started on other data. ``digest`` is that
     of its data, by default the one in ``environment.json``. The same data may be in another folder
     now."""
-    path = folder / ENVIRONMENT
-    if digest is None and (folder / CONFIG).exists() and path.exists():
-        digest = read_json(path).get("data", {}).get("digest")
+    if digest is None:
+        digest = _environment(folder).get("data", {}).get("digest")
     if digest not in (None, dataset.digest):
         raise LabError(
             f"The data in {dataset.folder} is not what {folder} was trained on: its digest "
@@ -165,9 +164,8 @@ def describe_run(
 def same_threads(folder: Path, device: torch.device) -> Iterator[None]:
     """A run that is resumed on a CPU has as many threads as before, if this machine has as many
     cores: the rounding of sums depends on their number."""
-    path, usual = folder / ENVIRONMENT, torch.get_num_threads()
-    resumed = device.type == "cpu" and (folder / CONFIG).exists() and path.exists()
-    before = read_json(path).get("threads", usual) if resumed else usual
+    usual = torch.get_num_threads()
+    before = _environment(folder).get("threads", usual) if device.type == "cpu" else usual
     torch.set_num_threads(before if before <= cores() else usual)
     try:
         yield
@@ -178,11 +176,15 @@ def same_threads(folder: Path, device: torch.device) -> Iterator[None]:
 def write_environment(folder: Path, environment: dict[str, Any], first: int) -> None:
     """Write ``environment.json`` for a run that starts or goes on with step ``first``. On resume
     the environments before are kept, in the list ``earlier``."""
-    path = folder / ENVIRONMENT
-    resumed = (folder / CONFIG).exists() and path.exists()
-    before = read_json(path) if resumed else {}
+    before = _environment(folder)
     earlier = [*before.pop("earlier", []), before] if before else []
-    write_json(path, {**environment, "first_step": first, "earlier": earlier})
+    write_json(folder / ENVIRONMENT, {**environment, "first_step": first, "earlier": earlier})
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    """The content of ``environment.json`` of the run in a folder; empty if there is no run."""
+    path = folder / ENVIRONMENT
+    return read_json(path) if (folder / CONFIG).exists() and path.exists() else {}
 
 
 def keep_tokenizer(data: Path, folder: Path) -> None:

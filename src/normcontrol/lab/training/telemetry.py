@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from normcontrol import NormControl
+from normcontrol.distributed.ranks import local
 from normcontrol.groups.classes import class_names
 from normcontrol.lab.training import parallel
 from normcontrol.lab.training.model import GPT
@@ -38,7 +39,7 @@ class Telemetry:
     @torch.no_grad()
     def norms(self) -> dict[str, float]:
         """The norm of each class of tensors."""
-        squares = self._squares([parallel.local(p) for p in self.params])
+        squares = self._squares([local(p) for p in self.params])
         sums: dict[str, float] = {}
         for label, square in zip(self.labels, squares.tolist(), strict=True):
             sums[PREFIX + label] = sums.get(PREFIX + label, 0.0) + square
@@ -47,13 +48,13 @@ class Telemetry:
     @torch.no_grad()
     def copy(self) -> list[Tensor]:
         """A copy of the weights, to be made before a step and given to :meth:`angle` after it."""
-        return [parallel.local(p).detach().clone() for p in self.params]
+        return [local(p).detach().clone() for p in self.params]
 
     @torch.no_grad()
     def angle(self, before: list[Tensor]) -> float:
         """The angle between the weights before and after a step, in radians, all matrices taken as
         one vector."""
-        now = [parallel.local(p).detach() for p in self.params]
+        now = [local(p).detach() for p in self.params]
         moved = [a - b for a, b in zip(now, before, strict=True)]
         return float(
             angle(*(self._squares(tensors).sum().sqrt() for tensors in (before, now, moved)))
