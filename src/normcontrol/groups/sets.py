@@ -104,6 +104,9 @@ class WeightSet:
         """Whether there is one number of each, and the host need not wait for it."""
         self._unit_on_host: float | None = None
         self._last_target: tuple[float, Tensor] | None = None
+        ahead = (name for name, x in self.given.items() if getattr(x, "is_known_ahead", False))
+        self._known_ahead = set(ahead)
+        """The settings whose schedules are evaluated for :data:`AHEAD` steps at once."""
         self._ahead: dict[str, tuple[Schedule, int, list[float]]] = {}
         self.length = self.unit
         """The length of the optimizer's update, if a setting of :data:`STEP_LENGTHS` gives one."""
@@ -224,7 +227,7 @@ class WeightSet:
         if isinstance(given, Schedule):
             if isinstance(given, lr_times):
                 self._check_learning_rates(name, given)
-            if clock.known and given.is_known_ahead:
+            if clock.known and name in self._known_ahead:
                 value = self._value_ahead(name, given, clock.calls)
             else:
                 dtype = self.initial.dtype
@@ -242,7 +245,7 @@ class WeightSet:
             value = value if value.requires_grad else number  # of a learning rate, for example
         else:
             number = value
-        if not is_number(number):
+        if type(number) is not float and not is_number(number):
             raise ValueError(
                 f"{name}={given} is {number!r} at step {clock.calls}: a schedule returns a number "
                 "for every step. Correct the schedule; this step was not made."
