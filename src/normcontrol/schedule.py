@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normcontrol.numbers import check_finite, is_number, numbers, plain
+from normcontrol.numbers import check_finite, is_number, numbers, plain, takes_a_number
 from normcontrol.warn import warn
 
 if TYPE_CHECKING:
@@ -403,6 +403,12 @@ class custom(Schedule):
             raise TypeError(
                 f"custom got {self.function!r}, which cannot be called: give a function of the "
                 "step."
+            )
+        if not takes_a_number(self.function):
+            raise TypeError(
+                f"custom got {self.function!r}, which cannot be called with a step: give a "
+                "function of the step. If it makes a schedule, give what it returns, as in "
+                "paper_ratio()."
             )
 
     def value(self, step: Tensor) -> Tensor:
