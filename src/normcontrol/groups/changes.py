@@ -214,13 +214,13 @@ def carry_over_references(
                 state_of(group)["reference"] = _carried_over(group, members, old, measured, ratios)
             if old.control is group[CONTROL] and old.trained != _trained(members):
                 group[CONTROL].pop("vectors", None)  # they follow the matrices that were trained
-                _measure_frozen(group, members, sharing)
+                _measure_frozen(group, members, old.trained, sharing)
 
 
-def _measure_frozen(group: Group, members: Members, sharing: Sharing) -> None:
-    """Take the norms of frozen tensors as their reference, where control has not started.
+def _measure_frozen(group: Group, members: Members, trained: list[int], sharing: Sharing) -> None:
+    """Take the norms of tensors that are frozen now as their reference, if control has not started.
 
-    No step measures them when it starts: their norms are then what they are now.
+    They were ``trained`` before. No step measures them when control starts.
     """
     control = state_of(group)
     start, memory = control["start"], control.get("memory")
@@ -229,11 +229,12 @@ def _measure_frozen(group: Group, members: Members, sharing: Sharing) -> None:
     waits: Any = memory is None or memory[-1] == 0
     if isinstance(start, int):
         waits = control.step < start
+    frozen = {id(p) for p in members.params if not p.requires_grad}.intersection(trained)
     counts = parse_scope(control["scope"]).sizes(members.params)
     pairs = zip(members.params, counts, strict=True)
-    frozen = [not p.requires_grad for p, n in pairs for _ in range(n)]
+    parts = [id(p) in frozen for p, n in pairs for _ in range(n)]
     reference = control.reference
-    chosen = torch.tensor(frozen, device=reference.device) & waits
+    chosen = torch.tensor(parts, device=reference.device) & waits
     measured = reference_norms(group, members, sharing)
     control["reference"] = torch.where(chosen, measured, reference)
 
