@@ -61,6 +61,12 @@ class Stepwise:
         weight.reference = self.norms(weight)
         self.weights.append(weight)
 
+    def freeze(self, weight: Weight) -> None:
+        """A weight that is frozen before control starts has its reference now."""
+        if self.clock < self.start and not self.fresh and not weight.frozen:
+            weight.reference = self.norms(weight)
+        weight.frozen = True
+
     def begin(self) -> None:
         """The reference is measured at the first step."""
         if self.fresh:

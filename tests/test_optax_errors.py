@@ -10,8 +10,9 @@ import pytest
 import torch
 from small_jax import LR
 
+import normcontrol
 from normcontrol import AdamWN, NormControl, linear
-from normcontrol.optax import adamwn, control_norm, norms
+from normcontrol.optax import adamwn, control_norm, norms, paper_ratio
 
 
 class TestErrors:
@@ -160,6 +161,11 @@ class TestErrors:
         ):
             control_norm(**{name: torch.tensor(1.0)})
 
+    @pytest.mark.parametrize("given", [normcontrol.paper_ratio, lambda: 1.0, linear])
+    def test_functions_that_do_not_take_a_count(self, given):
+        with pytest.raises(TypeError, match=r"ratio=.* cannot be called with a count.*paper_ratio"):
+            control_norm(ratio=given)
+
     def test_torch_weights(self):
         with pytest.raises(
             TypeError,
@@ -181,6 +187,8 @@ class TestErrors:
             match=r"is an optax schedule, and this is torch: give a number or a schedule of normcontrol, such as linear",
         ):
             AdamWN(weight, ratio=optax.linear_schedule(1.0, 2.0, 100))
+        with pytest.raises(TypeError, match="is an optax schedule, and this is torch"):
+            AdamWN(weight, ratio=paper_ratio)
         with pytest.raises(
             TypeError,
             match=r"GradientTransformation.* In JAX, put normcontrol.optax.control_norm last in the chain",

@@ -73,6 +73,13 @@ NOTICE_EDITS = example(
     },
     events=[("step",), ("edit", 0, 3.0), ("step",), ("add a group",), ("step",)],
 )
+FREEZE_BEFORE_THE_START = example(
+    case={
+        **{"scope": "tensor", "law": "proportional", "order": "after", "target": ("ratio", 1.5)},
+        **{"rate": 1.0, "start": 2},
+    },
+    events=[("step",), ("freeze", 0), ("step",), ("edit", 0, 3.0), ("thaw", 0), ("step",)],
+)
 
 
 def gradients(shapes, t) -> list[np.ndarray]:
@@ -151,7 +158,7 @@ class Run:
 
     def freeze(self, i: int) -> None:
         self.params[i].requires_grad_(False)
-        self.twin.weights[i].frozen = True
+        self.twin.freeze(self.twin.weights[i])
 
     def thaw(self, i: int) -> None:
         self.params[i].requires_grad_(True)
@@ -216,6 +223,7 @@ class Run:
 @given(case=cases, events=st.lists(EVENTS, min_size=3, max_size=10))
 @LEARN_NOTHING_FROM_NAN
 @NOTICE_EDITS
+@FREEZE_BEFORE_THE_START
 def test_any_settings_and_events_give_algorithm_1(path, case, events):
     happen(path, case, events)
 
@@ -226,6 +234,7 @@ def test_any_settings_and_events_give_algorithm_1(path, case, events):
 @given(case=cases, events=st.lists(EVENTS, min_size=3, max_size=8))
 @LEARN_NOTHING_FROM_NAN
 @NOTICE_EDITS
+@FREEZE_BEFORE_THE_START
 def test_any_settings_and_events_give_algorithm_1_in_kernels(case, events):
     happen("kernels", case, events)
 

@@ -22,6 +22,7 @@ from normcontrol import (
     linear,
     lr_squared_times,
     lr_times,
+    paper_ratio,
     piecewise,
     trace,
 )
@@ -213,6 +214,13 @@ def test_invalid_arguments_are_refused_with_a_sentence(make, sentence):
         (lambda: trace([1.0, True]), r"trace got the values \[1.0, True\]: both"),
         (lambda: trace([1.0], steps="0"), r"trace got the values \[1.0\] at '0': both"),
         (lambda: custom(None), "custom got None, which cannot be called: give a function of the"),
+        # What makes a schedule is none itself.
+        (lambda: custom(paper_ratio), "custom got .*paper_ratio.* cannot be called with a step"),
+        (
+            lambda: custom(linear),
+            r"custom got .*linear.* give what it returns, as in paper_ratio\(\)",
+        ),
+        (lambda: custom(lambda step, group: 1.0), "cannot be called with a step: give a function"),
     ],
 )
 def test_arguments_that_are_no_numbers_are_refused_with_a_sentence(make, sentence):

@@ -376,6 +376,16 @@ def test_a_state_dict_without_groups_is_refused():
         opt.load_state_dict(SmallModel().state_dict())
 
 
+def test_a_whole_checkpoint_or_its_path_is_no_state():
+    model = SmallModel()
+    opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1))
+    checkpoint = {"model": model.state_dict(), "opt": opt.state_dict(), "step": 3}
+    with pytest.raises(ValueError, match=r"no param_groups \(its keys are model, opt, step\)"):
+        opt.load_state_dict(checkpoint)
+    with pytest.raises(TypeError, match=r"load_state_dict got a str, and a state is a dict\. Give"):
+        opt.load_state_dict("checkpoint.pt")
+
+
 def test_an_optimizer_with_several_states_inside_is_refused():
     class Two(torch.optim.SGD):
         def state_dict(self):

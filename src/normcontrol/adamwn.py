@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from normcontrol.control import NormControl
@@ -198,6 +198,11 @@ UNORDERED = (set, frozenset)
 
 def as_lists(params: Any) -> tuple[Any, list[Tensor]]:
     """Return the parameters with generators made into lists, and all their tensors."""
+    if isinstance(params, nn.Module) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"AdamWN got a {type(params).__name__}, which is no list of tensors. Give the "
+            "parameters of the model: AdamWN(model.parameters())."
+        )
     if isinstance(params, dict):
         refuse_jax(params.values())
     if isinstance(params, (Tensor, dict)):

@@ -109,6 +109,7 @@ class NormControl(Wrapper):
     """How steps are carried out."""
 
     @not_compiled
+    @torch.inference_mode(False)  # steps write the tensors that it makes
     def __init__(
         self,
         optimizer: Optimizer,
@@ -244,6 +245,7 @@ class NormControl(Wrapper):
 
         return report(self)
 
+    @torch.inference_mode(False)
     def add_param_group(self, param_group: Group) -> None:
         """Add a group; the reference of its tensors is their norm now."""
         if self._has_changed():

@@ -1,11 +1,12 @@
 """Numbers as users give them: converted to Python's, refused if they are no numbers, recognised if
-they are JAX's. What they are for is not known here."""
+they are JAX's; and functions that take one. What they are for is not known here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 
@@ -37,7 +38,23 @@ def check_finite(kind: str, values: Iterable[float]) -> None:
             raise ValueError(f"{kind} got the value {value}: give finite numbers.")
 
 
+def takes_a_number(function: Callable[..., Any]) -> bool:
+    """Return whether a function can be called with one number, as far as its signature tells.
+
+    >>> takes_a_number(math.sqrt), takes_a_number(lambda: 1.0), takes_a_number(lambda a, b: 1.0)
+    (True, False, False)
+    """
+    try:
+        signature(function).bind(1)
+    except TypeError:
+        return False
+    except ValueError:  # it has none that Python knows
+        return True
+    return True
+
+
 def is_jax(given: Any) -> bool:
     """True for an array or a function of JAX or optax. Neither of them is imported."""
-    module = getattr(given, "__module__", None) if callable(given) else type(given).__module__
-    return str(module).partition(".")[0] in ("jax", "jaxlib", "optax")
+    module = str(getattr(given, "__module__", None) if callable(given) else type(given).__module__)
+    ours = module.startswith("normcontrol.optax.")
+    return ours or module.partition(".")[0] in ("jax", "jaxlib", "optax")

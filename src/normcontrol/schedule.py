@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normcontrol.numbers import check_finite, is_number, numbers, plain
+from normcontrol.numbers import check_finite, is_number, numbers, plain, takes_a_number
 from normcontrol.warn import warn
 
 if TYPE_CHECKING:
@@ -44,7 +44,10 @@ class Schedule:
                 raise ValueError(f"{kind} got {name}={value}: give a finite number.")
 
     def value(self, step: Tensor) -> Tensor:
-        """Return the value at ``step``, a tensor of any shape. Subclasses must define this."""
+        """Return the value at ``step``, a float tensor. Subclasses must define this.
+
+        It is of any shape for the schedules of this file, and 0-d for those of a user's own class.
+        """
         raise TypeError(f"{type(self).__name__} does not define value(step): a schedule must.")
 
     def extremes(self) -> Sequence[float]:
@@ -55,10 +58,20 @@ class Schedule:
         """Return the value at ``step`` for a parameter group. Some schedules use its ``lr``."""
         return self.value(_floating(step))
 
+    @property
+    def is_known_ahead(self) -> bool:
+        """Whether the values of many steps can be computed at once, before these steps.
+
+        A user's function or class may know one step at a time, and depend on more than the step.
+        """
+        value = type(self).value
+        is_ours = value.__module__ == __name__ and value is not custom.value
+        return is_ours and type(self).at is Schedule.at
+
     def __call__(self, step: Tensor | float) -> Any:
         if isinstance(step, Tensor):
             return self.value(_floating(step))
-        return self.value(torch.tensor(step, dtype=torch.float64, device="cpu")).item()
+        return plain(self.value(torch.tensor(step, dtype=torch.float64, device="cpu")))
 
     def plot(self, steps: int, ax: Axes | None = None, **style: Any) -> Axes:
         """Plot the schedule from step 0 to ``steps`` with matplotlib, and return the axes."""
@@ -390,6 +403,12 @@ class custom(Schedule):
             raise TypeError(
                 f"custom got {self.function!r}, which cannot be called: give a function of the "
                 "step."
+            )
+        if not takes_a_number(self.function):
+            raise TypeError(
+                f"custom got {self.function!r}, which cannot be called with a step: give a "
+                "function of the step. If it makes a schedule, give what it returns, as in "
+                "paper_ratio()."
             )
 
     def value(self, step: Tensor) -> Tensor:

@@ -116,6 +116,11 @@ class Wrapper(Optimizer):
     @not_compiled
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit. Hooks run before and after."""
+        if not isinstance(state_dict, dict):
+            raise TypeError(
+                f"load_state_dict got a {type(state_dict).__name__}, and a state is a dict. Give "
+                "what opt.state_dict() returned; torch.load reads it from a file."
+            )
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict

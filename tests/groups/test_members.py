@@ -173,6 +173,13 @@ def test_a_group_added_later_is_marked_by_its_decay_too():
 # Patterns
 
 
+@pytest.mark.parametrize("given", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), None, 3])
+def test_what_is_no_list_of_tensors_is_refused(given):
+    name = type(given).__name__
+    with pytest.raises(TypeError, match=rf"AdamWN got a {name}.* AdamWN\(model.parameters\(\)\)"):
+        AdamWN(given)
+
+
 def test_a_group_that_is_no_dict_is_refused_as_torch_does():
     opt = AdamWN(SmallModel().parameters())
     with pytest.raises(TypeError, match="must be a dict"):

@@ -82,3 +82,15 @@ def test_frozen_tensors_of_a_quantised_model_are_left_alone(scope, dtype):
     assert "1 of 2 tensors controlled" in opt.report()
     with pytest.warns(UserWarning, match="Nothing is controlled now"):
         AdamWN([packed], controlled=True)
+
+
+@pytest.mark.filterwarnings("ignore:AdamWN continues with torch's fused implementation")
+def test_groups_that_are_empty_at_first_take_tensors_on_any_device():
+    """No tensor tells at construction on which device the steps will run."""
+    with pytest.warns(UserWarning, match="Nothing is controlled now"):
+        opt = AdamWN([{"params": []}], ratio=2.0, rate=1.0)
+    p = Parameter(torch.eye(3))
+    opt.add_param_group({"params": [p]})
+    p.grad = torch.zeros_like(p)
+    opt.step()
+    assert torch.allclose(p, 2 * torch.eye(3))

@@ -183,6 +183,38 @@ def test_a_changed_schedule_has_a_table_of_its_own():
     assert (reading.target / opt.sets[0].unit).item() == pytest.approx(3.4)
 
 
+def test_a_schedule_of_a_users_class_is_evaluated_at_every_step_as_a_function_is():
+    class Switch(Schedule):
+        high = 3.0
+
+        def value(self, step):
+            return 2.0 if step < 2 else self.high
+
+    schedule = Switch()
+    params, opt = make(norm=schedule)
+    step(params, opt, 0)
+    assert opt.norms()["global"].target.item() == 2.0
+    step(params, opt, 1)
+    assert opt.norms()["global"].target.item() == 3.0
+    schedule.high = 4.0
+    step(params, opt, 2)
+    assert opt.norms()["global"].target.item() == 4.0
+    assert [schedule(at) for at in (1, 2)] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("found", [torch.ones(3), None, "2"], ids=repr)
+def test_a_schedule_whose_value_is_no_number_is_refused(found):
+    class Wrong(Schedule):
+        def value(self, step):
+            return found
+
+    params, opt = make(norm=Wrong())
+    before = [p.clone() for p in params]
+    with pytest.raises(ValueError, match=r"norm=.*at step 1: a schedule returns a number"):
+        step(params, opt, 0)
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+
+
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("settings", "found_inf"), [({"start": 1}, None), ({}, 0.0), ({"rate": every(2, 0.1)}, None)]

@@ -294,3 +294,25 @@ def test_a_state_is_loaded_in_inference_mode_as_by_adamw(foreign):
         opt.load_state_dict(state)
     train(model, opt, range(2, 4))
     assert int(opt.clock.step) == 2 + 2 * (not foreign)
+
+
+@pytest.mark.parametrize("settings", [{}, {"start": 1}, {"law": "integral"}], ids=str)
+def test_an_optimizer_is_constructed_and_added_to_in_inference_mode_as_adamw(settings):
+    (model, late), (twin, later) = ((SmallModel(), torch.nn.Linear(3, 3)) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    later.load_state_dict(late.state_dict())
+    opts = []
+    for inferring, m, added in ((True, model, late), (False, twin, later)):
+        with torch.inference_mode(inferring):
+            opt = AdamWN(m.parameters(), lr=1e-2, ratio=1.0, scope="tensor", **settings)
+            opt.add_param_group({"params": list(added.parameters())})
+        opts.append(opt)
+    for m, opt in zip((model, twin), opts, strict=True):
+        train(m, opt, range(3))
+        p = torch.nn.Parameter(torch.eye(3))
+        with torch.inference_mode(opt is opts[0]):
+            opt.add_param_group({"params": [p]})
+        train(m, opt, range(3, 5))
+    assert all(
+        torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True)
+    )

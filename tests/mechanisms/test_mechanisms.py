@@ -136,6 +136,26 @@ def test_an_inflection_starts_control_in_every_scope(scope):
     assert p.detach().norm().item() == pytest.approx(grown)
 
 
+@pytest.mark.parametrize("scope", ["global", "tensor", "row"])
+@pytest.mark.parametrize("start", [3, "inflection"])
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_a_tensor_that_is_frozen_when_control_starts_keeps_the_norm_it_has_then(
+    scope, start, first, monkeypatch
+):
+    """Every element grows by 0.1 in every step that trains it. The inflection is at step 3."""
+    monkeypatch.setattr("normcontrol.mechanisms.start.SAMPLED_EVERY", 1)
+    p, q = nn.Parameter(torch.full((2, 2), first)), nn.Parameter(torch.ones(2, 2))
+    sgd = torch.optim.SGD([p, q], lr=0.1)
+    opt = NormControl(sgd, ratio=1.0, rate=1.0, start=start, scope=scope)
+    for step in range(1, 7):
+        p.requires_grad_(step not in (3, 4, 5))
+        for w in (p, q):
+            w.grad = -torch.ones(2, 2) if w.requires_grad and step <= 3 else None
+        opt.step()
+    assert p.flatten().tolist() == [pytest.approx(first + 0.2)] * 4
+    assert q.flatten().tolist() == [pytest.approx(1.3)] * 4
+
+
 @pytest.mark.parametrize("scope", ["global", "row"])
 def test_a_resumed_run_keeps_the_reference_of_its_start(scope):
     """Ones grow by a tenth in every step, and control starts after the second: at 1.2."""

@@ -40,6 +40,7 @@ from normcontrol.groups.state import (
     settings_of,
     state_of,
 )
+from normcontrol.mechanisms.start import EVERY_STEP
 from normcontrol.scope import parse_scope
 
 
@@ -205,13 +206,36 @@ def carry_over_references(
     ratios: dict[int, Tensor] | None = None
     for group, members in zip(groups, members_of(groups), strict=True):
         for old in before.groups:
-            if old.control is group[CONTROL] and old.trained != _trained(members):
-                group[CONTROL].pop("vectors", None)  # they follow the matrices that were trained
             if old.control is group[CONTROL] and old.sizes != _sizes(group, members):
                 _check_memory(group)
                 ratios = reached_ratios(sets) if ratios is None else ratios
                 measured = reference_norms(group, members, sharing)
                 state_of(group)["reference"] = _carried_over(group, members, old, measured, ratios)
+            if old.control is group[CONTROL] and old.trained != _trained(members):
+                group[CONTROL].pop("vectors", None)  # they follow the matrices that were trained
+                _measure_frozen(group, members, old.trained, sharing)
+
+
+def _measure_frozen(group: Group, members: Members, trained: list[int], sharing: Sharing) -> None:
+    """Take the norms of tensors that are frozen now as their reference, if control has not started.
+
+    They were ``trained`` before. No step measures them when control starts.
+    """
+    control = state_of(group)
+    start, memory = control["start"], control.get("memory")
+    if not start or start == EVERY_STEP:
+        return
+    waits: Any = memory is None or memory[-1] == 0
+    if isinstance(start, int):
+        waits = control.step < start
+    frozen = {id(p) for p in members.params if not p.requires_grad}.intersection(trained)
+    counts = parse_scope(control["scope"]).sizes(members.params)
+    pairs = zip(members.params, counts, strict=True)
+    parts = [id(p) in frozen for p, n in pairs for _ in range(n)]
+    reference = control.reference
+    chosen = torch.tensor(parts, device=reference.device) & waits
+    measured = reference_norms(group, members, sharing)
+    control["reference"] = torch.where(chosen, measured, reference)
 
 
 def _carried_over(

@@ -23,7 +23,8 @@ from normcontrol.mechanisms.power_iteration import PowerIteration
 from normcontrol.mechanisms.size import size_of
 from normcontrol.mechanisms.start import EVERY_STEP, ROWS, AtEveryStep, AtInflection, AtStep
 from normcontrol.mechanisms.update import resize_
-from normcontrol.schedule import Schedule, custom, lr_times, trace
+from normcontrol.numbers import is_number, plain
+from normcontrol.schedule import Schedule, lr_times, trace
 from normcontrol.scope import parse_scope
 from normcontrol.target import TARGETS, Units
 
@@ -106,6 +107,9 @@ class WeightSet:
         """Whether there is one number of each, and the host need not wait for it."""
         self._unit_on_host: float | None = None
         self._last_target: tuple[float, Tensor] | None = None
+        ahead = (name for name, x in self.given.items() if getattr(x, "is_known_ahead", False))
+        self._known_ahead = set(ahead)
+        """The settings whose schedules are evaluated for :data:`AHEAD` steps at once."""
         self._ahead: dict[str, tuple[Schedule, int, list[float]]] = {}
         self.length = self.unit
         """The length of the optimizer's update, if a setting of :data:`STEP_LENGTHS` gives one."""
@@ -218,8 +222,7 @@ class WeightSet:
         if isinstance(given, Schedule):
             if isinstance(given, lr_times):
                 self._check_learning_rates(name, given)
-            of_step_alone = type(given).at is Schedule.at and not isinstance(given, custom)
-            if clock.known and of_step_alone:
+            if clock.known and name in self._known_ahead:
                 value = self._value_ahead(name, given, clock.calls)
             else:
                 dtype = self.initial.dtype
@@ -233,10 +236,15 @@ class WeightSet:
         if isinstance(value, Tensor):
             if not value.is_cpu:  # a learning rate on the device
                 return value
-            number = value.item()
+            number = plain(value)
             value = value if value.requires_grad else number  # of a learning rate, for example
         else:
             number = value
+        if type(number) is not float and not is_number(number):
+            raise ValueError(
+                f"{name}={given} is {number!r} at step {clock.calls}: a schedule returns a number "
+                "for every step. Correct the schedule; this step was not made."
+            )
         if not 0.0 <= number <= most:
             raise ValueError(
                 f"{name}={given} is {number:g} at step {clock.calls}: it must stay within "

@@ -186,12 +186,13 @@ def unchanged_on_error(groups: Sequence[Group]) -> Iterator[None]:
         raise
 
 
-def groups_of(packed: dict[str, Any]) -> list[Group]:
+def groups_of(packed: dict[str, Any], may_be_inside: bool = True) -> list[Group]:
     """Return the groups of a state_dict, or of the one inside it.
 
     An optimizer around another one, such as Lookahead, may save the inner one's under a key.
+    Otherwise what has a state_dict inside is a whole checkpoint.
     """
-    found = _lists_of_groups(packed)
+    found = _lists_of_groups(packed) if may_be_inside or "param_groups" in packed else []
     if len(found) == 1:
         return found[0]
     if found:
@@ -243,7 +244,8 @@ def restored_state(packed: dict[str, Any], optimizer: Optimizer) -> tuple[dict[s
     A state that was saved without norm control is adapted, with a warning.
     """
     live = optimizer.param_groups
-    groups, step = restored_groups(groups_of(packed), live)
+    may_be_inside = "param_groups" not in packed and "param_groups" not in optimizer.state_dict()
+    groups, step = restored_groups(groups_of(packed, may_be_inside), live)
     for index, (group, ours) in enumerate(zip(groups, live, strict=True)):
         check_group(index, {**group, "params": ours["params"]}, optimizer)
     check_saved_moments(packed.get("state", {}), groups, optimizer)

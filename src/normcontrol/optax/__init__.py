@@ -2,7 +2,7 @@
 
 The same method as for torch; the four lines are in ``control.py``. Everything is a pure function of
 arrays, so that ``jit``, sharding and checkpoints need no code of their own. From the torch side it
-uses scopes, names of targets and warnings only. Needs the extra ``jax``.
+uses scopes, names of targets, warnings and the checks of numbers only. Needs the extra ``jax``.
 """
 
 try:

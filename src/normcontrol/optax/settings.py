@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from normcontrol.numbers import takes_a_number
 from normcontrol.optax.laws import LAWS, Law
 from normcontrol.optax.no_torch import refuse_torch
 from normcontrol.optax.outputs import Outputs
@@ -121,6 +122,11 @@ def check_range(name: str, value: Any, low: float, high: float, why: str) -> Non
     """Raise an error if a number is outside ``[low, high]``, or a schedule is at one of the counts
     0, 1, 10, ... 1,000,000."""
     refuse_torch(name, value)
+    if callable(value) and not takes_a_number(value):
+        raise TypeError(
+            f"{name}={value!r} cannot be called with a count: give an optax schedule, such as "
+            "optax.linear_schedule(1.0, 2.0, 2500) or normcontrol.optax.paper_ratio."
+        )
     for count in (0, *(10**power for power in range(7))) if callable(value) else (0,):
         number = value_at(value, count)
         if isinstance(number, jax.core.Tracer):

@@ -29,7 +29,7 @@ from normcontrol.steppers import kernels, pass_kernels
 from normcontrol.steppers.folded import in_float32
 from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
-from normcontrol.steppers.tables import Bucket, Launch
+from normcontrol.steppers.tables import Bucket, Launch, why_not
 from normcontrol.warn import warn
 from normcontrol.weights.memory import overlaps
 
@@ -144,6 +144,9 @@ class Plan:
         planned = [s for s in sets if s.scope.axes is None and "size" not in s.mechanisms]
         slots = {p: i for i, p in enumerate(p for s in planned for p in s.params)}
         check_moments(adam)
+        has_gradient = [p for g in adam.param_groups for p in g["params"] if p.grad is not None]
+        if (reason := why_not(has_gradient)) is not None:  # added or moved since construction
+            raise Unfit(reason)
         self.adam, self.state = adam, adam.state
         self.buckets: list[Bucket] = []
         for group in adam.param_groups:
