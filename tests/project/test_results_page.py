@@ -57,7 +57,7 @@ def test_the_page_answers_in_this_order_and_is_short():
         "How to read the tables",
         "About the records",
     ]
-    assert "**In three sentences.**" in RESULTS.split("\n## ")[0]
+    assert "**In short.**" in RESULTS.split("\n## ")[0]
     prose = [line for line in RESULTS.splitlines() if not line.startswith("|")]
     assert len(re.findall(r"\w\S*", re.sub(r"\]\([^)]*\)", "]", " ".join(prose)))) < 1500
 
