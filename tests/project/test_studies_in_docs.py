@@ -50,7 +50,9 @@ def test_what_a_kept_gain_costs_is_what_the_claims_say():
     assert "on one of 18 M weights nothing is decided" in choosing
     mean, half = map(float, kept_gain().split(" ± "))
     assert mean - half < 0.01 < mean + half
-    said = "is never tuned [costs about 0.01](docs/transfer.md) in loss, compared with a tuned decay"
+    said = (
+        "is never tuned [costs about 0.01](docs/transfer.md) in loss, compared with a tuned decay"
+    )
     assert f"On a GPT of 0.17 M weights, a gain of 0.8 that {said}" in readme
 
 
