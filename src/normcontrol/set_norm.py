@@ -39,15 +39,16 @@ def set_norm_(
 ) -> None:
     """Multiply weights so that their norm is the target, in place.
 
-    Call it before training, with any optimizer. DTensors may be sharded; a model that is sharded
-    otherwise is refused where that can be seen. Weights whose norm is on target to the precision of
-    their dtype are not changed, so that a second call changes nothing.
+    Call it before training, with any optimizer. DTensors may be sharded. A model that is sharded in
+    another way is an error, where that can be recognised. Weights whose norm is on target to the
+    precision of their dtype are not changed, so a second call with the same absolute target changes
+    nothing. A ``ratio`` refers to the current norm, so every call with it multiplies again.
 
     Args:
         params: a model, its parameters (named or not), one of them, or parameter groups. In a
             model, weights that are stored transposed are recognised by their modules. Groups are
-            not changed; one that gives a target itself has that. Those of an optimizer under norm
-            control get the target that is given here.
+            not changed. A group that has a target of its own gets that one, except for the groups
+            of an optimizer under norm control, which get the target given here.
         gain, norm, rms, ratio: the target, see :class:`NormControl`. A ratio refers to the current
             norm.
         scope: which weights share a norm, and so a factor.
