@@ -49,9 +49,7 @@ def cells(scale: str, done: Results) -> list[Cell]:
 def stages(done: Results) -> Iterator[list[Cell]]:
     """AdamW and AdamWN: the tuning, then the test pair by pair. Then the same for the third arm."""
     for arms in ((ADAMW, ADAMWN), (RISING,)):
-        yield [cell for arm in arms for cell in TUNED.tuning(arm, done)]
-        tests = [TUNED.fresh(arm, done, SEEDS, "seeds") for arm in arms]
-        yield [cell for cells in zip(*tests, strict=True) for cell in cells]
+        yield from TUNED.stages(done, SEEDS, arms)
 
 
 STUDY = Study(

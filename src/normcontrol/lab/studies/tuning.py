@@ -8,7 +8,7 @@ what is claimed about them, is in the studies.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,19 +26,20 @@ edge of what was tried."""
 
 @dataclass(frozen=True)
 class Arm:
-    """A tuned arm: its fixed settings, and the values of the setting that is tuned beside the
+    """A tuned arm: its fixed settings, and the seven values of the setting that is tuned beside the
     learning rate. The first three trials are ``values[2:5]``; the ends are for a best that lies at
     the edge of those."""
 
     fixed: Mapping[str, Any]
     key: str
     values: tuple[float, ...]
+    lr: float | None = None
+    """The middle of the learning rates that are tried, if it is not that of the base."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Arms that start from one config, whose learning rate is the middle of those that are
-    tried."""
+    """Arms that start from one config."""
 
     base: Config
     arms: Mapping[str, Arm]
@@ -56,7 +57,7 @@ class Tuned:
         Three values at the middle learning rate; half and twice the learning rate at the best of
         these; then, one at a time, the trial that :func:`further` names.
         """
-        rates, values = self.learning_rates(), self.arms[name].values
+        rates, values = self.learning_rates(name), self.arms[name].values
         middle = len(rates) // 2
 
         def cell(point: tuple[int, int]) -> Cell:
@@ -82,9 +83,19 @@ class Tuned:
         (_, lr), (_, value) = best.settings
         return [self.trial(name, seed, lr, value, part) for seed in seeds]
 
-    def learning_rates(self) -> tuple[float, ...]:
-        """Factors of two around the base's learning rate."""
-        return tuple(self.base.optim.lr * 2.0**power for power in range(-3, 4))
+    def stages(
+        self, done: Results, seeds: Sequence[int], names: Iterable[str] = ()
+    ) -> Iterator[list[Cell]]:
+        """The tuning of these arms, or of all; then their test, seed by seed."""
+        names = list(names or self.arms)
+        yield [cell for name in names for cell in self.tuning(name, done)]
+        tests = [self.fresh(name, done, seeds, "seeds") for name in names]
+        yield [cell for cells in zip(*tests, strict=True) for cell in cells]
+
+    def learning_rates(self, name: str) -> tuple[float, ...]:
+        """Factors of two around the middle learning rate of an arm."""
+        middle = self.arms[name].lr or self.base.optim.lr
+        return tuple(middle * 2.0**power for power in range(-3, 4))
 
 
 def known(stages: Iterator[list[Cell]], done: Results) -> list[Cell]:
