@@ -120,6 +120,8 @@ def test_arguments_reach_the_optimizers_of_torch_and_the_published_methods():
     (bound,) = made("AdamWN(law='upper', eps=1e-6)")
     assert {g["control"]["law"] for g in bound.param_groups} == {"upper"}
     assert {g["eps"] for g in bound.param_groups} == {1e-6}
+    (several,) = made("AdamW(foreach=True)")
+    assert {(g["foreach"], g["fused"]) for g in several.param_groups} == {(True, None)}
     muon, adamw = made("Muon(ns_steps=3)")
     assert muon.param_groups[0]["ns_steps"] == 3
     assert "ns_steps" not in adamw.param_groups[0]
@@ -137,7 +139,11 @@ def test_arguments_reach_the_optimizers_of_torch_and_the_published_methods():
         ("mine.py:Sign", r"mine.py has no optimizer 'Sign'. Did you mean SignSGD\?"),
         ("mine.py", r"mine.py is to be followed by a name, file.py:NAME. Known are .*SignSGD"),
         ("mine.py:SignSGD(momentun=0.9)", r"SignSGD has no such argument. Did you mean momentum\?"),
-        ("mine.py:SignSGD(lr=0.1)", r"lr in its parentheses: it is a setting .* Give it as --lr"),
+        (
+            "mine.py:SignSGD(lr=0.1)",
+            r"cannot have lr in its parentheses: the run sets it. Give --lr",
+        ),
+        ("mine.py:anything(lr=0.1)", r"cannot have lr in its parentheses: the run sets it"),
         ("mine.py:SignSGD(0.9)", r"has an argument without a name: 0.9. Give each as key=value"),
         ("mine.py:SignSGD(momentum=1/2)", r"momentum=1 / 2 is computed. Give a number, a text"),
         ("mine.py:SignSGD(momentum=)", r"cannot be read. The arguments are key=value"),
@@ -150,8 +156,10 @@ def test_arguments_reach_the_optimizers_of_torch_and_the_published_methods():
         ("mine.py:broken", r"mine.py, line \d+: TypeError: .*no_such_thing.* the optimizer's own"),
         ("mine.py:forgets", r"has \S+ 0 times in the groups of its optimizers, and each weight"),
         ("mine.py:twice", r"has \S+ 2 times in the groups of its optimizers, and each weight"),
-        ("AdamWN(gain=0.8)", r"gain in its parentheses: it is a setting .* Give it as --gain"),
-        ("AdamW-sqrt(eps=0.1)", r"AdamW-sqrt takes no arguments"),
+        ("AdamWN(gain=0.8)", r"gain in its parentheses: the run sets it. Give --gain"),
+        ("CPR-kI0(kappa=2.0)", r"kappa in its parentheses: the run sets it. Give --ratio"),
+        ("SGD(momentum='much')", r"SGD\(momentum='much'\) does not accept these settings. '<' not"),
+        ("AdamW-sqrt(eps=0.1)", r"AdamW-sqrt has no such argument. It takes none"),
         ("AdamC(momentum=0.9)", r"AdamC has no such argument"),
         ("SGDD(momentum=0.9)", r"There is no optimizer 'SGDD'. Did you mean SGD"),
     ],

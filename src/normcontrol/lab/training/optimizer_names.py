@@ -36,10 +36,13 @@ TORCH: dict[str, type[Optimizer]] = {
 NEED_MORE = [name for name, found in METHODS.items() if found.takes_model or name == "QK-Clip"]
 OURS = [name for name in METHODS if name not in NEED_MORE]
 
-SET_BY_THE_RUN = {"lr", "betas", "weight_decay"}
-"""The arguments that an optimizer gets from the settings of the run, if it has them."""
-TARGET = {"ratio", "gain", "rate", "scope"}
+BY_FLAG = {"lr": "--lr", "betas": "--betas", "weight_decay": "--weight-decay"}
+"""The arguments that an optimizer gets from the settings of the run, if it takes them, and the
+flags of these settings."""
+ADAMWNS = {key: f"--{key}" for key in ("ratio", "gain", "rate", "scope")}
 """Those that AdamWN gets too."""
+METHODS_OWN = {"ratio": "--ratio", "kappa": "--ratio", "lr_max": "--lr", "adam_lr": "--lr"}
+"""Those that published methods get too."""
 
 CALL = re.compile(r"\s*(?P<name>[^()]*?)\s*(?:\((?P<arguments>.*)\))?\s*", re.DOTALL)
 
@@ -71,17 +74,28 @@ class Choice:
         """True if an optimizer of the user's own takes the model in place of parameters."""
         return self.file is not None and next(iter(_parameters(self.build)), "") == "model"
 
+    @property
+    def is_method(self) -> bool:
+        """True if it is a published method, by its function in ``normcontrol.methods``."""
+        return self.file is None and self.name not in {*TORCH, *CONTROLS, "AdamWN"}
+
+    @property
+    def by_flag(self) -> dict[str, str]:
+        """The arguments that the run sets, and the flag of each."""
+        more = METHODS_OWN if self.is_method else ADAMWNS if self.name == "AdamWN" else {}
+        return BY_FLAG | more
+
+    @property
     def takes(self) -> set[str] | None:
         """The names of the arguments that can be given behind its own; None for any."""
         if self.name in CONTROLS:
             return set()
-        if self.file is None and self.name not in TORCH and self.name != "AdamWN":
-            return METHODS[self.name].settings - SET_BY_THE_RUN
+        if self.is_method:
+            return METHODS[self.name].settings - self.by_flag.keys()
         _, *parameters = _parameters(self.build).values()
         if any(each.kind == inspect.Parameter.VAR_KEYWORD for each in parameters):
             return None
-        names = {each.name for each in parameters}
-        return names - SET_BY_THE_RUN - (TARGET if self.name == "AdamWN" else set())
+        return {each.name for each in parameters} - self.by_flag.keys()
 
 
 def is_own(text: str) -> bool:
@@ -159,7 +173,7 @@ def with_arguments(text: str, arguments: Mapping[str, Any]) -> str:
     """
     path = own_files.split(text)[0]
     name, before = _read(text)
-    takes = None if path else Choice(known_name(name)).takes()
+    takes = None if path else Choice(known_name(name)).takes
     for key in arguments:
         if takes is not None and key not in takes:
             raise LabError(
@@ -178,16 +192,15 @@ def check_arguments(text: str) -> None:
         raise LabError(
             f"{choice.name} has no argument lr, through which a run sets the learning rate. Add it."
         )
-    takes = choice.takes() if choice.arguments else None
+    takes = choice.takes if choice.arguments else None
     for key in choice.arguments:
-        if takes is None or key in takes:
+        if key in choice.by_flag:
+            why = f"the run sets it. Give {choice.by_flag[key]}."
+        elif takes is None or key in takes:
             continue
-        if key in SET_BY_THE_RUN | TARGET and key in _parameters(choice.build):
-            why = f"it is a setting of the run. Give it as --{key.replace('_', '-')}."
-        elif takes:
-            why = f"{choice.name} has no such argument. {nearest(key, sorted(takes))}"
         else:
-            why = f"{choice.name} takes no arguments."
+            known = nearest(key, sorted(takes)) if takes else "It takes none."
+            why = f"{choice.name} has no such argument. {known}"
         raise LabError(f"optimizer={text!r} cannot have {key} in its parentheses: {why}")
 
 

@@ -116,7 +116,9 @@ def build(config: Config, model: nn.Module) -> list[Optimizer]:
         if choice.name in TORCH:
             return [_one(config, choice, named)]
         return _method(config, choice, model, named)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:
+        if not isinstance(error, ValueError) and not choice.arguments:
+            raise
         raise LabError(f"{o.optimizer} does not accept these settings. {error}") from error
 
 
@@ -201,7 +203,8 @@ def _options(o: Optim, choice: Choice, named: Named) -> dict[str, Any]:
     options: dict[str, Any] = {"lr": o.lr, "betas": o.betas}
     if choice.file is None:
         options["adjust_lr_fn"] = "match_rms_adamw"  # Muon's
-        if not any(hasattr(p, "device_mesh") for _, p in named):
+        is_sharded = any(hasattr(p, "device_mesh") for _, p in named)
+        if not is_sharded and "foreach" not in choice.arguments:
             options["fused"] = True
     options = {key: value for key, value in options.items() if key in takes}
     if choice.file is not None:  # a function may have groups of its own
