@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from normcontrol.lab.errors import LabError
+from normcontrol.lab.report import study_page
 from normcontrol.lab.studies.challenge import parse_arm, settings_of
 from normcontrol.lab.studies.opening import begin, open_folder
 from normcontrol.lab.study import runner, verdict
@@ -300,7 +301,7 @@ def test_an_arm_of_a_challenge_may_be_one(mine):
 
 
 def test_a_challenge_with_one_is_read_from_any_folder_and_runs_a_changed_file_anew(
-    mine, config, tmp_path, monkeypatch
+    mine, config, tmp_path, monkeypatch, quick_figures
 ):
     out = tmp_path / "runs/challenge"
     settings = settings_of(config.with_(steps=4, warmup=1), ["mine.py:SignSGD:lr=0.001"], 1)
@@ -312,6 +313,9 @@ def test_a_challenge_with_one_is_read_from_any_folder_and_runs_a_changed_file_an
     assert [row.arm for row in verdict.judge(open_folder(out)).rows][1:] == [
         "mine.py:SignSGD lr=0.001"
     ]
+    page = study_page.write(open_folder(out), out).read_text()
+    assert "optimizer mine.py:SignSGD" in page
+    assert str(tmp_path) not in page
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SIGN.replace("sign()", "tanh()"))
     again = begin(out, "challenge", "", settings=settings)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from normcontrol.lab.own_files import without_folder
 from normcontrol.lab.report import panels
 from normcontrol.lab.report.page import COLOURS, Page, Run, Table
 from normcontrol.lab.study.cells import SEEDS, Cell
@@ -168,7 +169,7 @@ def _in_words(values: Sequence[Any]) -> str:
     low, high = (
         (min(values), max(values)) if isinstance(values[0], float) else (values[0], values[0])
     )
-    words = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in (low, high)]
+    words = [f"{v:.4g}" if isinstance(v, float) else without_folder(str(v)) for v in (low, high)]
     return words[0] if low == high else f"{words[0]} to {words[1]}, by seed"
 
 
