@@ -32,13 +32,14 @@ class AdamWN(NormControl):
     """AdamW with weight norm control in place of weight decay.
 
     Takes every argument of :class:`torch.optim.AdamW` and the settings of :class:`NormControl`. It
-    never decays: ``weight_decay`` only marks which weights are regularised. Where some groups have
-    one and others have zero, all tensors of the former are controlled and none of the latter;
-    otherwise the tensors with two or more dimensions are. ``controlled`` overrides this rule.
+    never decays: ``weight_decay`` only marks which weights are controlled. If some groups have a
+    decay and others have zero, all tensors of the groups with a decay are controlled, and no
+    others. Otherwise the tensors with two or more dimensions are controlled. ``controlled``
+    overrides this rule. Without a target, the norm is held (``hold=1.0``).
 
     On CUDA the whole step runs in Triton kernels, unless ``fused=False``, ``foreach=True`` or
-    ``differentiable=True`` ask for torch's own implementations, or the tensors do not allow it.
-    ``report()`` says which one runs and why.
+    ``differentiable=True`` selects an implementation of torch, or the kernels do not support the
+    tensors. ``report()`` says which implementation runs, and why.
 
     Args:
         max_grad_norm: clip the gradients to this joint norm, as ``clip_grad_norm_`` does, within
@@ -150,7 +151,7 @@ class AdamWN(NormControl):
 
     @property
     def implementation(self) -> str:
-        """What runs the step: the Triton kernels, or torch's own implementation and why."""
+        """The implementation of the step: the Triton kernels, or torch's own with the reason."""
         if self.stepper.reason is None:
             return "Triton kernels"
         groups = [group for group in self.param_groups if group["params"]]  # as they were loaded
@@ -161,8 +162,8 @@ class AdamWN(NormControl):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group.
 
-        If it has a ``weight_decay`` of zero, it is not controlled; with any other, as the groups
-        before it: all of its tensors if such groups were marked by their decay, else the matrices.
+        If its ``weight_decay`` is zero, it is not controlled. If it has a decay, and the groups
+        before it were marked by theirs, all of its tensors are. Otherwise its matrices are.
         """
         is_dict = isinstance(param_group, dict)  # torch refuses others
         decay = param_group.pop("weight_decay", None) if is_dict else None

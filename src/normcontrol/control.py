@@ -65,30 +65,36 @@ class NormControl(Wrapper):
         norm: the target norm itself, in place of a ratio.
         rms: the target root-mean-square of the weights, in place of a ratio.
         gain: the target norm in units of sqrt(outputs): about the norm of a row.
-        hold: as a ratio, but of the norm of gain 0.8 if that is larger. 1.0 is the default target.
+        hold: as ``ratio``, but relative to the norm of gain 0.8 if that is larger. The default
+            target is ``hold=1.0``.
         rate: the fraction of the distance to the target that each step covers, k_t in [0, 1]. The
             norm follows with a time constant of 1/rate steps.
         scope: which weights share a norm: "global" (the paper), "group", "tensor", "row", "col", or
             a tuple of axes.
-        law: "proportional" (the paper), "upper" or "lower" (bounds), "band(0.5)" (free from half
-            the target on), "projection" (at once), "integral" (CPR), or a function: ``law.py``.
+        law: "proportional" (the paper), "upper" or "lower" (bounds), "band(0.5)" (no change between
+            half the target and the target), "projection" (on target at each step), "integral"
+            (CPR), or a function: ``law.py``.
         order: "after" the optimizer's step (Algorithm 1) or "before" it, as torch's AdamW decays.
         size: what is controlled: "norm", "spectral", "spectral-exact", or a function of a tensor.
-        start: control the norm from this step on, relative to its value then; "inflection", when
-            its growth slows down; or "every step", relative to its value before each step.
-        relative_step: the length of the optimizer's updates as a fraction of the target norm.
-        min_relative_step: their least length; longer updates stay as they are.
+        start: the step at which control starts; the norm at that step is the reference of a ratio.
+            "inflection": start when the growth of the norm slows down. "every step": the reference
+            is the norm before each step.
+        relative_step: the length of the optimizer's updates as a fraction of the target norm, in
+            place of their own length.
+        min_relative_step: the smallest length of the updates, as such a fraction; longer updates
+            stay as they are.
         cautious: scale only the weights that the optimizer's update moved towards zero.
         controlled: which tensors: "matrices" (two or more dimensions, so not biases and norm
             layers), True (all), False (none), or a function of name and tensor.
         outputs: for a gain, the axes that count the outputs of a tensor, if not the first one.
         norm_group: the process group whose ranks share the norms of the scopes "global" and
-            "group", where that cannot be read from the tensors (FSDP1, ZeRO, pipeline stages).
+            "group", if the tensors do not contain this information (FSDP1, ZeRO, pipeline stages).
             DTensors (FSDP2, tensor parallel) need none. It is not pickled or saved.
-        stepper: makes the object that carries out the steps, from the optimizer and the clock.
+        stepper: for extensions: a function of the optimizer and the clock that returns the object
+            that carries out the steps.
 
-    A parameter group may give settings of its own, by the same names. They are then in
-    ``group["control"]``, where they can be changed.
+    A parameter group may give these settings itself, by the same names. They are stored in
+    ``group["control"]``, where you can change them.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), ratio=1.5, rate=1.0)
@@ -226,10 +232,10 @@ class NormControl(Wrapper):
     def norms(self) -> dict[str, Reading]:
         """Return the norm, target, ratio and last scale of everything that is controlled.
 
-        The last step computed them; reading a value waits for the device. The norm is that of the
-        weights just after they were scaled; with ``cautious``, just before. Under sharding the
-        values are those of the whole weights; rows that lie on one rank each are gathered: then
-        make this call on every rank.
+        The last step computed them, so this call does not wait for the device; reading a value
+        does. The norm is that of the weights after they were scaled; with ``cautious``, before.
+        With sharded weights the values are those of the whole weights. Norms of rows that lie on
+        one rank each are gathered, so make this call on every rank.
 
         >>> params = [torch.nn.Parameter(torch.ones(3, 3))]
         >>> opt = NormControl(torch.optim.SGD(params, lr=0.1), ratio=2.0)
@@ -247,7 +253,7 @@ class NormControl(Wrapper):
 
     @torch.inference_mode(False)
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group; the reference of its tensors is their norm now."""
+        """Add a group. The reference of its tensors is their current norm."""
         if self._has_changed():
             self._rebuild()
         self.optimizer.add_param_group(param_group)
@@ -269,7 +275,7 @@ class NormControl(Wrapper):
 
     @torch.inference_mode(False)  # steps write what it makes
     def unpack(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, with its reference norms exactly; nothing changes if it does not fit."""
+        """Load a state, with its exact reference norms. If it does not fit, nothing changes."""
         before = self.param_groups
         with unchanged_on_error(before):
             changes.put_entries_back(before, self._layout)

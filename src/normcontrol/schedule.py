@@ -1,10 +1,11 @@
 """Schedules: a value for every step, for the ratio r_t, the rate k_t or an absolute target.
 
-A schedule is a small immutable callable that knows nothing about weights or norms; some read the
-learning rate of a parameter group. Called with a number it returns a number, with the 0-d step of a
-running optimizer a tensor on its device, by tensor operations alone, so that a compiled step or a
-CUDA graph needs no new trace when the value changes. Its ``repr`` is the call that constructs it,
-as ``schedule_text.py`` stores it. New ones are subclasses of :class:`Schedule`, in ``SCHEDULES``.
+A schedule is a small immutable callable of the step. Called with a number, it returns a number.
+Called with the 0-d step of a running optimizer, it returns a tensor on the same device. It uses
+tensor operations only, so that a compiled step or a CUDA graph needs no new trace when the value
+changes. Some schedules read the learning rate of a parameter group; none knows about weights or
+norms. The ``repr`` of a schedule is the call that constructs it, and ``schedule_text.py`` stores
+that. A new schedule is a subclass of :class:`Schedule`, added to ``SCHEDULES``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Schedule:
     """Base class of all schedules. Steps count from 1; step 0 is the state before training."""
 
     def __post_init__(self) -> None:
-        """Convert numbers of numpy and torch to Python's; refuse what is no finite number."""
+        """Convert numbers of numpy and torch to Python's, and check that they are finite."""
         kind = type(self).__name__
         for name, value in vars(self).items():
             object.__setattr__(self, name, plain(value))
@@ -96,7 +97,7 @@ def _floating(step: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class constant(Schedule):
-    """The same value at every step. A number in place of a schedule means the same."""
+    """The same value at every step. You can give a number in place of it."""
 
     level: float
 
@@ -138,7 +139,7 @@ class linear(Ramp):
 
 
 def paper_ratio() -> linear:
-    """Return the ratio of the paper's Figure 1 and best run; its rate there is 0.01."""
+    """Return the ratio of the paper's Figure 1 and best run. The paper's rate is 0.01."""
     return linear(1.0, 2.0, steps=2500)
 
 
@@ -335,8 +336,8 @@ class eta_times(lr_times):
 class lr_squared_times(lr_times):
     """A rate proportional to the square of the learning rate: ``k_t = factor * lr_t^2 / lr_max``.
 
-    With ``ratio=0`` this is AdamC (Defazio, 2025). Its decay keeps the norm constant while the
-    learning rate falls. Without ``lr_max`` it is ``factor * lr_t^2``.
+    With ``ratio=0`` this is AdamC (Defazio, 2025), whose decay is meant to keep the norm constant
+    while the learning rate falls. Without ``lr_max`` it is ``factor * lr_t^2``.
     """
 
     lr_max: float = 1.0
@@ -357,7 +358,7 @@ class lr_squared_times(lr_times):
 class sqrt_lr_times(lr_times):
     """A value proportional to the square root of the learning rate: ``sqrt(factor * lr_t)``.
 
-    The angle of an AdamW step converges to such a value.
+    Use it for ``relative_step``: the angle of an AdamW step converges to such a value.
     """
 
     def at(self, step: Tensor, group: dict[str, Any]) -> Tensor | float:

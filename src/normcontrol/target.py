@@ -56,8 +56,9 @@ HELD_GAIN = 0.8
 def hold(units: Units) -> Tensor:
     """The target is a multiple of the reference norm, or of the norm of gain 0.8 if that is larger.
 
-    At 1 it is what is done when no target is given: weights keep the norm that they have, unless
-    they start smaller than is good for training. Where no gain is known, the reference norm counts.
+    ``hold=1.0`` is the default target: weights keep the norm that they have, unless it is below the
+    norm of gain 0.8. Where the number of outputs is not known, the target is a multiple of the
+    reference norm.
 
     >>> known, unknown = torch.tensor(3.0), torch.tensor(torch.nan)
     >>> [hold(Units(torch.tensor(2.0), known, gain)) for gain in (known, unknown)]

@@ -38,9 +38,9 @@ def spectral(
     r"""Keep the largest singular value at a ratio of its initial value: :math:`W \leftarrow W \tau
     / \sigma_1(W)`.
 
-    With ``cap=True`` the ratio is an upper bound. The singular value is followed from step to step
-    by power iteration: the result is never above the exact value, and below it by less than 1 % in
-    practice; with ``exact=True`` every matrix is decomposed at every step.
+    With ``cap=True`` the ratio is an upper bound. Power iteration estimates the singular value from
+    step to step: the estimate is never above the exact value, and in practice less than 1 % below
+    it. With ``exact=True`` every matrix is decomposed at every step.
     """
     law = "upper" if cap else "projection"
     return NormControl(

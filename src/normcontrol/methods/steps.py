@@ -36,7 +36,7 @@ def radial_brake(
     r"""Radial brake: a norm that grows in a step keeps a fraction s of its growth,
     :math:`\rho' \leftarrow \rho + s\, (\rho' - \rho)` if :math:`\rho' > \rho`.
 
-    ``keep`` is s. A norm that shrinks does so without a brake. This is the rule of NVIDIA's
+    ``keep`` is s. The rule does not change a norm that shrinks. This is the rule of NVIDIA's
     Emerging-Optimizers. The record of modded-nanogpt that introduced the brake computes the growth
     to first order, from the component of the update along the weights.
     """

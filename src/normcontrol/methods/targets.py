@@ -152,7 +152,7 @@ def edm2(params: ParamsT, lr: float = 1e-2, betas: Betas = BETAS, **adam: Any) -
     r"""EDM2's forced weight normalisation: :math:`w \leftarrow w \sqrt{n} / \|w\|` for the weights
     of every output.
 
-    EDM2 normalises at the beginning of each forward pass, this optimizer at the end of each step.
-    From the second step on, gradients are computed at the same weights.
+    EDM2 normalises at the beginning of each forward pass, and this optimizer at the end of each
+    step. From the second step on, gradients are computed at the same weights in both.
     """
     return AdamWN(params, lr, betas, rms=1.0, law="projection", scope="row", **adam)

@@ -52,12 +52,12 @@ def control_norm(
 ) -> optax.GradientTransformation:
     """Steer the norm of the weights to a target that you choose and schedule.
 
-    Put it last in a chain: a transformation after it would change the updates that it computed.
+    Put it last in a chain, because a transformation after it would change its updates again.
 
     Args:
         ratio: the target norm divided by the initial norm, r_t: a number or an optax schedule. The
             paper's is :func:`paper_ratio`.
-        rate: the fraction of the way to the target that each update goes, k_t in [0, 1].
+        rate: the fraction of the distance to the target that each update covers, k_t in [0, 1].
         scope: which weights share a norm: "global" (the paper), "tensor", "row" (axis 0), "col"
             (axis 1), or a tuple of axes. For groups with norms of their own use
             :func:`optax.partition`.
@@ -68,7 +68,8 @@ def control_norm(
         rms: the target root mean square of the weights, in place of a ratio.
         gain: the target norm in units of sqrt(outputs), in place of a ratio. The outputs are the
             last axis of an array, and the tokens of an embedding.
-        hold: as a ratio, but of the norm of gain 0.8 if that is larger. 1.0 is the default target.
+        hold: as ``ratio``, but relative to the norm of gain 0.8 if that is larger. The default
+            target is ``hold=1.0``.
         law: "proportional" (the paper), "upper" or "lower" (one-sided bounds), or "projection" (on
             target in one step).
         order: "after" the optimizer's update (Algorithm 1) or "before" it, as optax's own weight

@@ -52,13 +52,15 @@ def spread(scale: jax.Array, scope: Scope, weights: Sequence[Any]) -> list[jax.A
 def reference(
     kind: str, norm0: jax.Array, scope: Scope, weights: Sequence[Any], outputs: Sequence[float]
 ) -> jax.Array:
-    """Return the norm that the scheduled number multiplies: the initial norm for a ratio, 1 for a
-    norm, the norm of weights of rms 1 or gain 1 for an rms or a gain, and for the default, hold,
-    the initial norm or that of gain 0.8, if it is larger.
+    """Return the norm that the scheduled number multiplies.
 
-    ``weights`` are the initial ones, and ``outputs`` those of the arrays; they are used for a gain
-    and for hold. For hold those of arrays that start at zero are not counted in a joint norm: the
-    factor of an adapter that starts at zero must not raise the norm of the other factor.
+    For a ratio it is the initial norm, for a norm 1, for an rms or a gain the norm of weights of
+    rms 1 or gain 1. For the default, hold, it is the initial norm, or the norm of gain 0.8 if that
+    is larger.
+
+    ``weights`` are the initial weights, and ``outputs`` the numbers of outputs of the arrays, for a
+    gain and for hold. For hold, the outputs of arrays that start at zero do not count in a joint
+    norm: an adapter's factor that starts at zero must not raise the norm of the other factor.
     """
     if kind == "ratio":
         return norm0

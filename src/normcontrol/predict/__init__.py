@@ -1,5 +1,7 @@
-"""Predicts the norm that AdamW will reach, without a run: the random-walk model, its calibration,
-and recipes that convert settings between methods. Nothing in this folder may know about training.
+"""Predicts the norm that AdamW will reach, without a run.
+
+This folder has the random-walk model, its calibration, and recipes that convert settings between
+methods. Nothing in it may know about training.
 """
 
 from normcontrol.groups.classes import TensorClass, classes_of

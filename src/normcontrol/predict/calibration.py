@@ -43,11 +43,11 @@ class Constant:
     """The constant C of a class, and its bounds.
 
     Attributes:
-        value: C, in a calibration that of the recorded run.
+        value: C; in a calibration, the C of the recorded run.
         low, high: its bounds.
         exponent: the p of the law C ~ lr^-p. 0: C does not depend on the learning rate.
         lr: the learning rate at which C is ``value``. In a calibration it is a mean over the run,
-            in which the late steps, which decay has reduced the least, count most.
+            in which the late steps count most, since decay has reduced their effect least.
     """
 
     value: float
@@ -71,12 +71,12 @@ Constants = float | Mapping[str, Constant]
 def calibrate(
     recorded: NormTrace | Mapping[str, ClassTrace], tied: Sequence[str] = ()
 ) -> dict[str, Constant]:
-    """The constants C of a recorded AdamW run, class by class, for predictions of other runs of the
-    same model.
+    """Return the constant C of each class of tensors in a recorded AdamW run.
 
-    Each C is the one with which the prediction for this run equals its final norm. Its bounds are
-    the smallest and largest C that runs ending in the second half of this one would have given. A
-    prediction widens the bounds, since C is not quite the same in runs with other settings.
+    The result is for predictions of other runs of the same model. With each C, the prediction for
+    this run equals its final norm. The bounds of C are the smallest and largest values that a
+    calibration at any step of the second half of this run gives. A prediction widens the bounds,
+    since C is not quite the same in runs with other settings.
 
     C grows as the learning rate falls, like ``lr^-0.35`` for matrices and ``lr^-0.85`` for
     embeddings tied to the head. These exponents were measured on GPTs (``docs/predict.md``).

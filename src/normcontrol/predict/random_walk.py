@@ -1,7 +1,7 @@
 """Predicts the norm that AdamW will reach, before training: a target norm without a pilot run.
 
 The model: under Adam every weight makes nearly a random walk with steps of size ``lr``, and decay
-reduces the distance. So the mean square q of each class of tensors follows ``q <- (1 - lr *
+makes the weights smaller. So the mean square q of each class of tensors follows ``q <- (1 - lr *
 decay)^2 q + C * lr^2``, where C is 1 if the gradients of all steps are independent. A calibrated C
 depends on the learning rate of the step. This file may not know how tensors are sorted into
 classes, or how C is found.
@@ -86,8 +86,11 @@ def adamc(
     constants: Constants = 1.0,
     tied: Sequence[str] = (),
 ) -> Prediction:
-    """Predict the norm that AdamC will reach, which decays the weights by ``weight_decay * lr_t^2 /
-    max(lr)`` in each step. The arguments are those of :func:`adamw`."""
+    """Predict the norm that AdamC will reach.
+
+    AdamC decays the weights by ``weight_decay * lr_t^2 / max(lr)`` in each step. The arguments are
+    those of :func:`adamw`.
+    """
     return _predict("AdamC", weights, lr, weight_decay, steps, constants, tied)
 
 
@@ -101,8 +104,9 @@ def decay_for(
     tied: Sequence[str] = (),
     method: str = "AdamW",
 ) -> float:
-    """The weight decay with which the predicted final norm of AdamW (or ``method="AdamC"``) is
-    ``ratio`` times the initial one.
+    """Return the decay for which the predicted final norm is ``ratio`` times the initial one.
+
+    ``method`` is "AdamW" or "AdamC".
 
     >>> matrices = [TensorClass("matrices", 1000, 0.02)]
     >>> decay = decay_for(matrices, 2.0, 1e-3, steps=20_000)

@@ -1,6 +1,8 @@
-"""Converts settings between methods: the decay of AdamW to a ratio for AdamWN, a decay for AdamC or
-a learning rate for AdamH, and back. :func:`transfer` converts the settings of one size of a run to
-those of another. It may not know how these methods are implemented.
+"""Converts settings between methods.
+
+The decay of AdamW becomes a ratio for AdamWN, a decay for AdamC or a learning rate for AdamH; and
+back. :func:`transfer` converts settings to another size of a run. This file may not know how these
+methods are implemented.
 
 No two of these methods are equivalent, so only one quantity can be made equal: the final norm, or
 the size of the updates relative to the weights. Every :class:`Recipe` says which. The conversions
@@ -32,9 +34,10 @@ __all__ = ["Recipe", "Size", "adamc", "adamh", "adamw", "adamwn", "transfer", "u
 
 
 def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
-    """Settings of AdamWN that replace a predicted AdamW: ``AdamWN(params, lr=lr,
-    **adamwn(plan).settings)``. ``equal="norm"`` makes the final norm equal, ``equal="update"`` the
-    norm at every step.
+    """Return settings of AdamWN that replace a predicted AdamW.
+
+    Use them as ``AdamWN(params, lr=lr, **adamwn(plan).settings)``. ``equal="norm"`` makes the final
+    norm equal, and ``equal="update"`` the norm at every step.
 
     >>> from normcontrol import predict
     >>> plan = predict.adamw([predict.TensorClass("matrices", 1000, 0.02)], 1e-3, 0.1, steps=10_000)
@@ -49,8 +52,10 @@ def adamwn(plan: Prediction, equal: str = "norm") -> Recipe:
 
 
 def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
-    """Settings of AdamC that replace a predicted AdamW: the ``weight_decay`` of its rule
-    ``weight_decay * lr_t^2 / max(lr)``. At a constant learning rate the two methods are the same.
+    """Return settings of AdamC that replace a predicted AdamW.
+
+    They are the ``weight_decay`` of AdamC's rule ``weight_decay * lr_t^2 / max(lr)``. At a constant
+    learning rate the two methods are the same.
 
     >>> from normcontrol import predict
     >>> plan = predict.adamw([predict.TensorClass("matrices", 1000, 0.02)], 1e-3, 0.1, steps=10_000)
@@ -79,8 +84,7 @@ def adamc(plan: Prediction, equal: str = "norm") -> Recipe:
 
 
 def adamh(plan: Prediction, equal: str = "update", beta1: float = 0.9) -> Recipe:
-    """Settings of AdamH (Hyperball) that replace a predicted AdamW, for the hidden matrices, which
-    are those that AdamH controls.
+    """Return settings of AdamH (Hyperball) that replace a predicted AdamW, for the hidden matrices.
 
     AdamH keeps the norm constant, and the norm of every update is ``lr`` times that of the weights.
     Under Adam it is ``sqrt((1 - beta1) / (1 + beta1)) * lr / rms`` times that of the weights, if
@@ -114,8 +118,10 @@ def adamw(
     beta1: float = 0.9,
     constants: Constants = 1.0,
 ) -> Recipe:
-    """Settings of AdamW that replace AdamWN (give its ``ratio``), AdamC (its decay) or AdamH (its
-    peak learning rate). ``lr`` is the learning rate of AdamW.
+    """Return settings of AdamW that replace AdamWN, AdamC or AdamH.
+
+    Give the ``ratio`` of AdamWN, the decay of AdamC, or the peak learning rate of AdamH. ``lr`` is
+    the learning rate of AdamW.
 
     For AdamWN and AdamC the final norm is made equal. For AdamH it is the relative size of the
     updates of the hidden matrices at the end; its learning rate is assumed to have the shape of

@@ -25,8 +25,8 @@ from normcontrol.watch.trackers import controller
 def reproject_(average: nn.Module, model: nn.Module, optimizer: Any) -> None:
     """Scale an averaged copy of ``model`` to the optimizer's current targets.
 
-    The optimizer's laws decide, at rate 1: a bound scales an average that is beyond it, and no
-    other (``law="integral"`` is an upper bound). Weights whose ``start`` has not come have no
+    It applies the optimizer's laws at rate 1. A bound changes only an average that is beyond it;
+    ``law="integral"`` is an upper bound. Weights whose control has not started (``start=``) have no
     target, and are left alone.
 
     ``average`` is any module whose parameters have the order of the model's, such as

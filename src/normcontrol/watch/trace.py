@@ -74,8 +74,8 @@ class NormTrace:
     tensors.
 
     Args:
-        optimizer: any optimizer. Hooks are registered on it. Groups that are added to it later are
-            not recorded, nor tensors that are frozen now.
+        optimizer: any optimizer. Hooks are registered on it. Groups that are added later, and
+            tensors that are frozen now, are not recorded.
         every: the number of steps between records. Step 0 is always recorded.
         angles: also record the angle between the weights before and after each recorded step. This
             needs a copy of the weights during that step.
@@ -220,8 +220,8 @@ class NormTrace:
 
     @property
     def norms(self) -> list[float]:
-        """The recorded norms. Reading this property waits for the device. Recording does not, but
-        for fused optimizers under GradScaler, whose overflow flag is read at every step."""
+        """The recorded norms. Reading this property waits for the device. Recording does not,
+        except for fused optimizers under GradScaler, whose overflow flag is read at every step."""
         self._norms = [float(n) for n in self._norms]
         return self._norms  # type: ignore[return-value]
 
@@ -343,7 +343,7 @@ class NormTrace:
 
 
 def check_whole(name: str, given: Any, what: str) -> None:
-    """Refuse what is no whole number from 1 on. ``what`` says what it is the number of."""
+    """Raise an error unless this is a whole number from 1 on. ``what`` names it in the error."""
     if not isinstance(given, Integral) or given < 1:
         raise ValueError(f"{name}={given!r}: it is {what}. Give a whole number, 1 or more.")
 

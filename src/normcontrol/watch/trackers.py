@@ -165,8 +165,8 @@ def tensors(optimizer: Any) -> dict[str, Tensor]:
 def values(optimizer: Any) -> dict[str, float]:
     """The norm, target and ratio of everything that is controlled, as numbers by name.
 
-    This waits for the device once. With scopes of rows or slices, the numbers are joint ones of
-    each tensor. Under sharding, call it on every rank, even if only one of them logs.
+    This waits for the device once. With scopes of rows or slices, the numbers are those of whole
+    tensors. With sharded weights, call it on every rank, even if only one of them logs.
 
     >>> from normcontrol import AdamWN
     >>> values(AdamWN([torch.nn.Parameter(torch.ones(3, 3))], ratio=2.0))
