@@ -234,7 +234,7 @@ def _measure_frozen(group: Group, members: Members, trained: list[int], sharing:
     pairs = zip(members.params, counts, strict=True)
     parts = [id(p) in frozen for p, n in pairs for _ in range(n)]
     reference = control.reference
-    chosen = torch.tensor(parts, device=reference.device) & waits
+    chosen = torch.tensor(parts, dtype=torch.bool, device=reference.device) & waits
     measured = reference_norms(group, members, sharing)
     control["reference"] = torch.where(chosen, measured, reference)
 
