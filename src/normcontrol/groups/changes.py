@@ -271,11 +271,11 @@ def reached_ratios(sets: Sequence[WeightSet]) -> dict[int, Tensor]:
     """
     found = {}
     for s in sets:
-        if s.last is None:
+        if (last := s.last_norms) is None:
             norms = whole_norms(s.params, s.scope, Sharing(s.params), s.size)
             counts = s.scope.sizes(s.params)
         else:
-            norms, counts = s.whole(s.part_norms()), s.counts
+            norms, counts = s.whole(last), s.counts
         pieces = zip(s.params, norms.split(counts), s.whole(s.initial).split(s.counts), strict=True)
         for p, now, then in pieces:
             ratio = torch.linalg.vector_norm(now) / torch.linalg.vector_norm(then)

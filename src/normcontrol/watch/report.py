@@ -52,7 +52,7 @@ def _rows(opt: NormControl, s: WeightSet, readings: dict[str, Reading]) -> list[
             s.names,
             s.params,
             s.whole(s.initial).split(sizes),
-            s.whole(s.part_norms()).split(sizes),
+            s.whole(s.part_norms(opt.clock)).split(sizes),
             s.outputs,
         )
     for name, p, first, now, outputs in zip(*tensors, strict=True):
@@ -71,7 +71,10 @@ def _rows(opt: NormControl, s: WeightSet, readings: dict[str, Reading]) -> list[
             )
         )
     if s.scope.joint:
-        start, current = s.scope.join(s.initial).item(), s.scope.join(s.part_norms()).item()
+        start, current = (
+            s.scope.join(s.initial).item(),
+            s.scope.join(s.part_norms(opt.clock)).item(),
+        )
         target = _number(reading(s, opt.clock).target.item())
         gain = _ratio(current, s.units.gain.item())  # of the outputs on all ranks
         cells.append(
