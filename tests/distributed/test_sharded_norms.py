@@ -319,6 +319,30 @@ def test_overflow_on_one_rank_leaves_all_weights_alone():
     run(overflow, 2)
 
 
+def unknown() -> None:
+    """Norms of shards are summed over the ranks in steps alone: after a state was loaded or a group
+    added, the sums are not known. The reference norms were told in their place."""
+    for scope in ("global", "tensor", "row"):
+        model = Model()
+        shard("fsdp", model)
+        opt = AdamWN(model.parameters(), ratio=2.0, rate=0.5, scope=scope)
+        first = [r.ratio.mean().item() for r in opt.norms().values()]
+        assert first == [1.0] * len(first)
+        train(model, opt, dist.get_rank(), dist.get_world_size(), steps=range(1))
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+        for reading in opt.norms().values():
+            assert reading.norm.isnan().all()
+            assert reading.ratio.isnan().all()
+            assert not reading.target.isnan().any()
+        assert "NaN" in opt.report()
+        train(model, opt, dist.get_rank(), dist.get_world_size(), steps=range(1, 2))
+        assert not any(reading.norm.isnan().any() for reading in opt.norms().values())
+
+
+def test_norms_of_shards_are_not_told_where_they_are_not_known():
+    run(unknown, 2)
+
+
 def refused() -> None:
     mesh = init_device_mesh("cpu", (2,))
     with pytest.raises(ValueError, match="its values are partial sums"):

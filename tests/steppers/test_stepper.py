@@ -126,7 +126,7 @@ def test_the_norm_of_every_part_is_that_of_the_weights_after_the_step():
     opt = NormControl(torch.optim.SGD([p, q], lr=0.1), ratio=2.0, rate=0.5)
     opt.step()
     expected = [p.detach().norm().item(), q.detach().norm().item()]
-    assert opt.sets[0].part_norms().tolist() == pytest.approx(expected)
+    assert opt.sets[0].last_norms.tolist() == pytest.approx(expected)
 
 
 def test_the_length_of_an_update_is_a_fraction_of_the_target():

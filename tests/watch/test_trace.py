@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import warnings
 
@@ -310,6 +311,17 @@ def test_an_optimizer_without_a_learning_rate_is_recorded():
     opt.step()
     assert norms.norms == [2.0, 1.0]
     assert norms.classes["2x2"].noise == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv"])
+def test_no_file_stays_open_after_a_trace_was_saved_and_loaded(tmp_path, suffix):
+    norms, _ = recorded(steps=2)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        norms.save(tmp_path / f"norms.{suffix}")
+        NormTrace.load(tmp_path / f"norms.{suffix}")
+        gc.collect()
+    assert not said
 
 
 @pytest.mark.parametrize("suffix", ["json", "csv"])

@@ -233,7 +233,7 @@ def _measure_frozen(group: Group, members: Members, trained: list[int], sharing:
     pairs = zip(members.params, counts, strict=True)
     parts = [id(p) in frozen for p, n in pairs for _ in range(n)]
     reference = control.reference
-    chosen = torch.tensor(parts, device=reference.device) & waits
+    chosen = torch.tensor(parts, dtype=torch.bool, device=reference.device) & waits
     measured = reference_norms(group, members, sharing)
     control["reference"] = torch.where(chosen, measured, reference)
 
@@ -270,11 +270,11 @@ def reached_ratios(sets: Sequence[WeightSet]) -> dict[int, Tensor]:
     """
     found = {}
     for s in sets:
-        if s.last is None:
+        if (last := s.last_norms) is None:
             norms = whole_norms(s.params, s.scope, Sharing(s.params), s.size)
             counts = s.scope.sizes(s.params)
         else:
-            norms, counts = s.whole(s.part_norms()), s.counts
+            norms, counts = s.whole(last), s.counts
         pieces = zip(s.params, norms.split(counts), s.whole(s.initial).split(s.counts), strict=True)
         for p, now, then in pieces:
             ratio = torch.linalg.vector_norm(now) / torch.linalg.vector_norm(then)

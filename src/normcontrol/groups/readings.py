@@ -51,14 +51,14 @@ def reading(s: WeightSet, clock: Clock) -> Reading:
     """Return the values of one set, for the parts that this process knows.
 
     Before the first step of the set, also after a state was loaded or a group was added, the norm
-    is that of the current weights.
+    is that of the current weights; where they are shards it is not known, see ``part_norms``.
     """
     initial = s.scope.join(s.initial)
     if s.last is None:
         given = s.given[s.kind]
         if isinstance(given, Schedule):
             given = given.at(clock.step.to(s.initial.dtype), s.groups[0])
-        norm = s.scope.join(s.part_norms())
+        norm = s.scope.join(s.part_norms(clock))
         return Reading(norm, given * s.unit, norm / initial, torch.ones_like(initial))
     target, scale = s.last
     norm = s.scaled(s.scope.join(s.parts.detach()), scale)

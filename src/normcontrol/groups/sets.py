@@ -288,17 +288,26 @@ class WeightSet:
         for stored, piece in zip(self._stored, pieces, strict=True):
             stored.copy_(piece)
 
-    @torch.no_grad()
-    def part_norms(self) -> Tensor:
-        """Return the norm of every part after the last step, even where the parts share a norm.
+    @property
+    def last_norms(self) -> Tensor | None:
+        """The norm of every part after the last step, even where the parts share a norm; None
+        before the first step of this set. With ``cautious`` it is that before the scaling."""
+        if (last := self.last) is None:
+            return None
+        return self.scaled(self.parts.detach(), last[1])
 
-        With ``cautious`` it is that before the scaling, see :meth:`scaled`. Before the first step
-        of this set the weights are measured. The norms of shards are then the reference: a sum over
-        ranks must not depend on who asks.
+    @torch.no_grad()
+    def part_norms(self, clock: Clock) -> Tensor:
+        """Return :attr:`last_norms`. Before the first step of this set the weights are measured.
+
+        Those of shards are not, because a sum over ranks must not depend on who asks: their norms
+        are the reference before the first step of all, and then NaN until the next step.
         """
-        if self.last is not None:
-            return self.scaled(self.parts.detach(), self.last[1])
-        return self.initial if self.shards is not None else self.size(self.params, self.scope)
+        if (norms := self.last_norms) is not None:
+            return norms
+        if self.shards is None:
+            return self.size(self.params, self.scope)
+        return self.initial if clock.calls == 0 else torch.full_like(self.initial, math.nan)
 
     def scaled(self, norms: Tensor, scale: Tensor) -> Tensor:
         """Return what norms become when their weights are scaled.

@@ -47,15 +47,17 @@ def _rows(opt: NormControl, s: WeightSet, readings: dict[str, Reading]) -> list[
     if s.is_joint_over_ranks:  # the share of each tensor in the norm is not known
         tensors: Any = [[], [], [], [], []]
     else:
-        norms = (s.whole(known).split(s.counts) for known in (s.initial, s.part_norms()))
+        now = s.part_norms(opt.clock)
+        norms = (s.whole(known).split(s.counts) for known in (s.initial, now))
         tensors = (s.names, s.params, *norms, s.outputs)
     for name, p, first, now, outputs in zip(*tensors, strict=True):
         target = "" if s.scope.joint else _number(readings[name].target.norm().item())
         numbers = _numbers(first.norm().item(), now.norm().item(), outputs**0.5)
         cells.append((name, "x".join(map(str, p.shape)), *numbers, target))
     if s.scope.joint:
-        start, now = s.scope.join(s.initial).item(), s.scope.join(s.part_norms()).item()
-        numbers = _numbers(start, now, s.units.gain.item())  # the gain of the outputs on all ranks
+        start, current = s.scope.join(s.initial), s.scope.join(s.part_norms(opt.clock))
+        gain = s.units.gain.item()  # of the outputs on all ranks
+        numbers = _numbers(start.item(), current.item(), gain)
         cells.append(("all of them", "", *numbers, _number(reading(s, opt.clock).target.item())))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [

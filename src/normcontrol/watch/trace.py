@@ -318,7 +318,8 @@ class NormTrace:
         self._sorted, self._classes, self._angles = [], {}, []
         try:
             if path.suffix == ".csv":
-                rows = list(csv.DictReader(path.open(newline="")))
+                with path.open(newline="") as file:
+                    rows = list(csv.DictReader(file))
                 self.steps = [int(r["step"]) for r in rows]
                 self._norms = [float(r["norm"]) for r in rows]
             else:
