@@ -318,7 +318,7 @@ class NormTrace:
         self._sorted, self._classes, self._angles = [], {}, []
         try:
             if path.suffix == ".csv":
-                rows = list(csv.DictReader(path.open(newline="")))
+                rows = list(csv.DictReader(path.read_text().splitlines()))
                 self.steps = [int(r["step"]) for r in rows]
                 self._norms = [float(r["norm"]) for r in rows]
             else:
