@@ -94,7 +94,7 @@ def layout_of(groups: Sequence[Group]) -> Layout:
 def checked_settings(
     groups: Sequence[Group], layout: Layout, checked: Sequence[Settings]
 ) -> list[Settings]:
-    """Return the settings of every group as they were last checked: they may be edited since.
+    """Return the settings of every group as last checked: they may have been edited since.
 
     ``checked`` are those of the groups of the layout. Any other entry was checked when it was made.
     """

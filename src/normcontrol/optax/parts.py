@@ -65,10 +65,11 @@ def reference(
     if kind == "ratio":
         return norm0
     if kind == "hold":
-        gain = reference("gain", norm0, scope, weights, outputs)
         if scope.joint and weights:
             start = jnp.stack([jnp.any(w != 0) for w in weights])
             gain = jnp.sqrt(jnp.sum(jnp.where(start, jnp.asarray(outputs, norm0.dtype), 0)))
+        else:
+            gain = reference("gain", norm0, scope, weights, outputs)
         return jnp.fmax(norm0, HELD_GAIN * gain)
     if kind == "norm":
         return jnp.ones_like(norm0)

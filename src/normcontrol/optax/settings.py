@@ -69,18 +69,7 @@ def checked(
         "it. Give a rate within [0, 1]."
     )
     check_range("rate", rate, 0.0, 1.0, why)
-    if not callable(law) and law not in LAWS:
-        raise ValueError(
-            f"law={law!r} is not known: give one of {', '.join(map(repr, LAWS))}, or a function of "
-            "(norm, target, rate)."
-        )
-    if getattr(law, "__module__", "") == "normcontrol.law":
-        raise TypeError(
-            f"{law!r} is a law for torch: give its name, or the function of the same name in "
-            "normcontrol.optax.laws."
-        )
-    if callable(law):
-        check_law(law)
+    applied = law_of(law)
     if order not in ("after", "before"):
         raise ValueError(
             f"order={order!r} is not known: give 'after' (Algorithm 1) or 'before' (as optax's own "
@@ -96,12 +85,23 @@ def checked(
             f"outputs={outputs!r} is no function: give one of name and array that returns the axes "
             "of its outputs, such as lambda name, array: 0."
         )
-    law = law if callable(law) else LAWS[law]
-    return Settings(kind, level, rate, parse_scope(scope), law, order, outputs)
+    return Settings(kind, level, rate, parse_scope(scope), applied, order, outputs)
 
 
-def check_law(law: Law) -> None:
-    """Raise an error if a function does not return a scale for every norm."""
+def law_of(law: str | Law) -> Law:
+    """Return the law with this name, or a function that returns a scale for every norm."""
+    if not callable(law):
+        if law not in LAWS:
+            raise ValueError(
+                f"law={law!r} is not known: give one of {', '.join(map(repr, LAWS))}, or a "
+                "function of (norm, target, rate)."
+            )
+        return LAWS[law]
+    if getattr(law, "__module__", "") == "normcontrol.law":
+        raise TypeError(
+            f"{law!r} is a law for torch: give its name, or the function of the same name in "
+            "normcontrol.optax.laws."
+        )
     for norm in (jnp.ones(2), jnp.ones(())):
         scale = law(norm, 2 * norm, 0.5)
         if not hasattr(scale, "__float__") or jnp.shape(scale) != norm.shape:
@@ -111,6 +111,7 @@ def check_law(law: Law) -> None:
                 f"law={law!r} returned {found} for norms of shape {norm.shape}: a law is a "
                 "function of (norm, target, rate) that returns a scale for every norm."
             )
+    return law
 
 
 def value_at(value: Value, count: Any) -> Any:

@@ -115,28 +115,33 @@ def calibrate(
                 f"tied={pattern!r} matches no class of the trace. The classes are "
                 f"{', '.join(classes)}."
             )
-    constants = {}
-    for name, c in classes.items():
-        if len(c.norms) < 2 or not c.noise[-1] > 0:
-            raise ValueError(
-                f"The trace of {name} is empty: it contains no step with a positive learning rate. "
-                "Record at least one."
-            )
-        exponent = TIED_EXPONENT if any(fnmatch.fnmatchcase(name, t) for t in tied) else EXPONENT
-        slowed = c.slowed.get(f"{exponent:g}")
-        if slowed is None:  # a trace of an earlier version, or of another optimizer
-            exponent, slowed = 0.0, c.noise
-        scale = c.noise[-1] / slowed[-1]  # lr^p, so that the last C is that of the whole run
-        first = c.norms[0] ** 2
-        values = [
-            (n**2 - k * first) / (c.count * scale * s)
-            for n, k, s in zip(c.norms[1:], c.kept[1:], slowed[1:], strict=True)
-            if s > 0
-        ]
-        late = values[len(values) // 2 :]
-        lr = scale ** (1 / exponent) if exponent else 1.0
-        constants[name] = Constant(late[-1], min(late), max(late), exponent, lr)
-    return constants
+    return {
+        name: _recorded(name, c, any(fnmatch.fnmatchcase(name, t) for t in tied))
+        for name, c in classes.items()
+    }
+
+
+def _recorded(name: str, c: ClassTrace, tied: bool) -> Constant:
+    """The constant of a class, from its records."""
+    if len(c.norms) < 2 or not c.noise[-1] > 0:
+        raise ValueError(
+            f"The trace of {name} is empty: it contains no step with a positive learning rate. "
+            "Record at least one."
+        )
+    exponent = TIED_EXPONENT if tied else EXPONENT
+    slowed = c.slowed.get(f"{exponent:g}")
+    if slowed is None:  # a trace of an earlier version, or of another optimizer
+        exponent, slowed = 0.0, c.noise
+    scale = c.noise[-1] / slowed[-1]  # lr^p, so that the last C is that of the whole run
+    first = c.norms[0] ** 2
+    values = [
+        (n**2 - k * first) / (c.count * scale * s)
+        for n, k, s in zip(c.norms[1:], c.kept[1:], slowed[1:], strict=True)
+        if s > 0
+    ]
+    late = values[len(values) // 2 :]
+    lr = scale ** (1 / exponent) if exponent else 1.0
+    return Constant(late[-1], min(late), max(late), exponent, lr)
 
 
 def law_of(c: TensorClass, constants: Constants) -> tuple[float, float]:

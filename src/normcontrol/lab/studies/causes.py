@@ -15,7 +15,7 @@ from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN, ANGLE, FEEDBACK
 from normcontrol.lab.studies.tuning import known
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import Claim, lower
+from normcontrol.lab.study.claims import lower_loss
 from normcontrol.lab.study.records import Results
 
 SEEDS = range(181, 201)
@@ -56,12 +56,12 @@ STUDY = Study(
     ADAMWN,
     (
         FEEDBACK,
-        Claim(
+        lower_loss(
             "free norm",
+            ANGLE,
+            ADAMWN,
             "With AdamWN's relative steps and a free norm, AdamW has a lower validation loss than "
             "AdamWN.",
-            f"the 95 % interval of the paired difference, {ANGLE} minus {ADAMWN}, lies above zero",
-            lower(ANGLE, ADAMWN),
         ),
     ),
 )

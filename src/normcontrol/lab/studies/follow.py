@@ -16,7 +16,7 @@ from normcontrol.lab.studies.settle import logged_often
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
 from normcontrol.lab.studies.tuning import known
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import Claim, level, lower
+from normcontrol.lab.study.claims import level_loss, lower_loss
 from normcontrol.lab.study.records import Results
 
 FOLLOWING = "AdamWN, AdamW's norm followed"
@@ -59,20 +59,19 @@ STUDY = Study(
     "AdamW, AdamWN whose norm follows AdamW's of another seed, and AdamWN with a rising target.",
     ADAMW,
     (
-        Claim(
+        level_loss(
             "level",
-            f"AdamWN that follows the norm of AdamW's run with another seed is level with AdamW, "
-            f"within {MARGIN:g}.",
-            f"the interval of {FOLLOWING} minus {ADAMW} lies beyond {MARGIN:g} on one side",
-            level(FOLLOWING, ADAMW, MARGIN),
+            FOLLOWING,
+            ADAMW,
+            MARGIN,
+            "AdamWN that follows the norm of AdamW's run with another seed is level with AdamW",
         ),
-        Claim(
+        lower_loss(
             "path",
-            f"AdamWN that follows the norm of AdamW's run with another seed has a lower validation "
+            FOLLOWING,
+            RISING,
+            "AdamWN that follows the norm of AdamW's run with another seed has a lower validation "
             f"loss than {RISING}.",
-            f"the 95 % interval of the paired difference, {FOLLOWING} minus {RISING}, lies above "
-            "zero",
-            lower(FOLLOWING, RISING),
         ),
     ),
 )

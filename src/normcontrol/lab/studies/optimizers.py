@@ -13,7 +13,7 @@ from normcontrol.lab.studies import settle
 from normcontrol.lab.studies.settled import ADAMW, ADAMWN, HIDDEN, MARGIN
 from normcontrol.lab.studies.tuning import Arm, Tuned, known
 from normcontrol.lab.study.cells import Cell, Study
-from normcontrol.lab.study.claims import Claim, level, lower
+from normcontrol.lab.study.claims import level_loss, lower_loss
 from normcontrol.lab.study.records import Results
 
 DECOUPLED, MUON, MUON_CONTROLLED = "AdamW, line 13.b", "Muon", "Muon under control"
@@ -65,38 +65,12 @@ def stages(scale: str, done: Results) -> Iterator[list[Cell]]:
         yield [cell for same_seed in zip(*tested, strict=True) for cell in same_seed]
 
 
-def _claims() -> Iterator[Claim]:
-    def above(one: str, other: str) -> str:
-        return f"the 95 % interval of the paired difference, {one} minus {other}, lies above zero"
-
-    def beyond(one: str, other: str) -> str:
-        return f"the interval of {one} minus {other} lies beyond {MARGIN:g} on one side"
-
-    yield Claim(
-        "Muon lower",
-        "Muon under control has a lower validation loss than Muon with its own decay.",
-        above(MUON_CONTROLLED, MUON),
-        lower(MUON_CONTROLLED, MUON),
-    )
-    yield Claim(
-        "Muon level",
-        f"Muon under control and Muon with its own decay are level, within {MARGIN:g}.",
-        beyond(MUON_CONTROLLED, MUON),
-        level(MUON_CONTROLLED, MUON, MARGIN),
-    )
-    yield Claim(
-        "13.b level",
-        f"AdamW with line 13.b and with line 13.a are level, within {MARGIN:g}.",
-        beyond(DECOUPLED, ADAMW),
-        level(DECOUPLED, ADAMW, MARGIN),
-    )
-    yield Claim(
-        "13.c lower",
-        "AdamWN, line 13.c, has a lower validation loss than AdamW with line 13.b.",
-        above(ADAMWN, DECOUPLED),
-        lower(ADAMWN, DECOUPLED),
-    )
-
+MUON_LOWER = lower_loss(
+    "Muon lower",
+    MUON_CONTROLLED,
+    MUON,
+    "Muon under control has a lower validation loss than Muon with its own decay.",
+)
 
 STUDY = Study(
     "optimizers",
@@ -104,5 +78,27 @@ STUDY = Study(
     "Lines 13.a, 13.b and 13.c of Algorithm 1 with Adam, and Muon with its own decay and under "
     "control: tuned with equal trials and tested with fresh seeds.",
     ADAMW,
-    tuple(_claims()),
+    (
+        MUON_LOWER,
+        level_loss(
+            "Muon level",
+            MUON_CONTROLLED,
+            MUON,
+            MARGIN,
+            "Muon under control and Muon with its own decay are level",
+        ),
+        level_loss(
+            "13.b level",
+            DECOUPLED,
+            ADAMW,
+            MARGIN,
+            "AdamW with line 13.b and with line 13.a are level",
+        ),
+        lower_loss(
+            "13.c lower",
+            ADAMWN,
+            DECOUPLED,
+            "AdamWN, line 13.c, has a lower validation loss than AdamW with line 13.b.",
+        ),
+    ),
 )

@@ -4,6 +4,7 @@ not choose them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from normcontrol.lab.study.claims import (
     NOT_RUN,
@@ -12,8 +13,8 @@ from normcontrol.lab.study.claims import (
     Claim,
     Finding,
     decide,
-    level,
-    lower,
+    level_loss,
+    lower_loss,
 )
 from normcontrol.lab.study.comparison import choose
 from normcontrol.lab.study.evidence import Evidence, difference
@@ -52,61 +53,55 @@ def level_untuned(arm: str, than: str) -> Callable[[Evidence], Finding]:
     return rule
 
 
-def _lower(name: str, other: str, says: str) -> Claim:
-    refuted = f"the 95 % interval of the paired difference, AdamWN minus {other}, lies above zero"
-    return Claim(name, says, refuted, lower(ADAMWN, other))
+def _level_untuned(name: str, arm: str, than: str, says: str) -> Claim:
+    return replace(level_loss(name, arm, than, MARGIN, says), rule=level_untuned(arm, than))
 
 
-def _level(name: str, one: str, other: str, says: str, rule: Callable[..., Finding]) -> Claim:
-    refuted = f"the interval of {one} minus {other} lies beyond {MARGIN:g} on one side"
-    return Claim(name, f"{says}, within {MARGIN:g}.", refuted, rule)
-
-
-FEEDBACK = _level(
+FEEDBACK = _level_untuned(
     "feedback",
     REPLAYED,
     ADAMWN,
     "Feedback does not matter: AdamW that replays the decay of AdamWN's run with another seed is "
     "level with AdamWN",
-    level_untuned(REPLAYED, ADAMWN),
 )
 
 CLAIMS = (
-    _lower("lower", ADAMW, "AdamWN has a lower validation loss than AdamW."),
-    _level("level", ADAMWN, ADAMW, "AdamWN and AdamW are level", level(ADAMWN, ADAMW, MARGIN)),
+    lower_loss("lower", ADAMWN, ADAMW),
+    level_loss("level", ADAMWN, ADAMW, MARGIN, "AdamWN and AdamW are level"),
     FEEDBACK,
-    _lower("lower than AdamC", ADAMC, "AdamWN has a lower validation loss than AdamC."),
-    _level(
-        "level with AdamC",
-        ADAMWN,
-        ADAMC,
-        "AdamWN and AdamC are level",
-        level(ADAMWN, ADAMC, MARGIN),
-    ),
-    _level(
+    lower_loss("lower than AdamC", ADAMWN, ADAMC),
+    level_loss("level with AdamC", ADAMWN, ADAMC, MARGIN, "AdamWN and AdamC are level"),
+    _level_untuned(
         "angle",
         ANGLE,
         ADAMWN,
         "Only the steps relative to the weights matter: AdamW with AdamWN's is level with AdamWN",
-        level_untuned(ANGLE, ADAMWN),
     ),
-    _level(
+    level_loss(
         "rate",
         FAST,
         ADAMWN,
+        MARGIN,
         "The rate does not matter: AdamWN with k = 1 and with k = 0.1 are level",
-        level(FAST, ADAMWN, MARGIN),
     ),
-    _level(
+    level_loss(
         "root",
         ADAMWN,
         SQRT,
+        MARGIN,
         "A schedule of the decay is enough: AdamW whose decay follows the root of the learning "
         "rate is level with AdamWN",
-        level(ADAMWN, SQRT, MARGIN),
     ),
-    _lower("one norm", TENSOR, "One norm for all matrices is better than one for each tensor."),
-    _lower(
-        "all matrices", HIDDEN, "Control of all matrices is better than of the hidden ones alone."
+    lower_loss(
+        "one norm",
+        ADAMWN,
+        TENSOR,
+        "One norm for all matrices is better than one for each tensor.",
+    ),
+    lower_loss(
+        "all matrices",
+        ADAMWN,
+        HIDDEN,
+        "Control of all matrices is better than of the hidden ones alone.",
     ),
 )

@@ -107,11 +107,11 @@ def lower(arm: str, than: str, same: str | None = None) -> Callable[[Evidence], 
     return rule
 
 
-def lower_loss(name: str, arm: str, than: str) -> Claim:
+def lower_loss(name: str, arm: str, than: str, says: str = "") -> Claim:
     """The claim that an arm has a lower loss than another, by the rule :func:`lower`."""
     return Claim(
         name,
-        f"{arm} has a lower validation loss than {than}.",
+        says or f"{arm} has a lower validation loss than {than}.",
         f"the 95 % interval of the paired difference, {arm} minus {than}, lies above zero",
         lower(arm, than),
     )
@@ -136,11 +136,12 @@ def level(
     return rule
 
 
-def level_loss(name: str, arm: str, than: str, margin: float) -> Claim:
-    """The claim that an arm is level with another, by the rule :func:`level`."""
+def level_loss(name: str, arm: str, than: str, margin: float, says: str = "") -> Claim:
+    """The claim that an arm is level with another, by the rule :func:`level`. ``says`` is followed
+    by the margin."""
     return Claim(
         name,
-        f"{arm} is level with {than}, within {margin:g}.",
+        f"{says or f'{arm} is level with {than}'}, within {margin:g}.",
         f"the interval of {arm} minus {than} lies beyond {margin:g} on one side",
         level(arm, than, margin),
     )
