@@ -105,6 +105,7 @@ def test_rows_of_zeros_have_no_floor_and_move_as_the_optimizer_says():
         ({"relative_step": 0.1, "min_relative_step": 0.1}, "were both given: the first sets"),
         ({"min_relative_step": -1.0}, "min_relative_step=-1.0 takes the value -1"),
         ({"min_relative_step": 0.1, "order": "before"}, "min_relative_step=0.1 uses the step"),
+        ({"relative_step": 0.0, "order": "before"}, "relative_step=0.0 uses the step"),
         ({"cautious": True, "start": "every step"}, "so that their norm after a step is not known"),
         ({"norm": 1.0, "ratio": None, "start": "every step"}, "Give a ratio, 1.0 to keep"),
         ({"start": "always"}, "start='always' is not known"),

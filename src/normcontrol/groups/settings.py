@@ -255,8 +255,8 @@ def check_mechanisms(group: Group) -> None:
 
 def updates_used(settings: Settings) -> list[str]:
     """Return the mechanisms in use that compare weights with those before the step, as text."""
-    used = [name for name in MECHANISMS if name in USE_UPDATES]
-    return [f"{name}={settings[name]!r}" for name in used if settings[name] not in (None, False)]
+    given = {name: settings[name] for name in MECHANISMS if name in USE_UPDATES}
+    return [f"{name}={value!r}" for name, value in given.items() if value != MECHANISMS[name]]
 
 
 def check_tensors(settings: Settings, tensors: Iterable[tuple[str, Tensor]]) -> None:
