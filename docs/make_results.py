@@ -52,6 +52,8 @@ OVERVIEW = (
     ("longest-tiny", "lower in the longest runs", "5,400", "rises", "18 and 17 trials"),
     ("catchup-tiny", "the paper's", "5,400", "AdamW's end, the paper's ramp", "AdamW's settings"),
     ("catchup-tiny", "level", "5,400", "AdamW's end, as a random walk", "AdamW's settings"),
+    ("predicted-tiny", "level, recorded", "5,400", "the norm of an AdamW run", "AdamW's settings"),
+    ("predicted-tiny", "level, predicted", "5,400", "AdamW's norm, predicted", "AdamW's settings"),
     ("larger-tiny", "lower", "600", "constant", "6 trials each"),
     ("larger-tiny", "level, rising", "600", "rises", "6 trials each"),
     ("matched-tiny", "the paper's", "600", "AdamW's end, the paper's ramp", "AdamW's settings"),

@@ -16,7 +16,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from normcontrol.lab.studies import gpt2, larger, matched, settle
+from normcontrol.lab.studies import gpt2, larger, matched, predicted, settle
 from normcontrol.lab.studies.muon import LESS_DECAY
 from normcontrol.lab.studies.opening import open_folder
 from normcontrol.lab.studies.optimizers import MUON, MUON_CONTROLLED
@@ -48,6 +48,7 @@ GPT2 = RESULTS.with_name("gpt2-small")
 LARGER = RESULTS.with_name("larger-tiny")
 MATCHED = RESULTS.with_name("matched-tiny")
 CATCHUP = RESULTS.with_name("catchup-tiny")
+PREDICTED = RESULTS.with_name("predicted-tiny")
 STYLES = {
     ADAMW: ("#d62728", "s"),
     ADAMC: ("#8a8a8a", "^"),
@@ -183,22 +184,24 @@ def larger_model() -> str:
     return "\n\n".join((tuning(found, larger.ARMS), table(rows), claims(LARGER)))
 
 
-def at_adamws_norm(folder: Path) -> str:
-    """Every arm of the study ``matched`` or ``catchup``, against AdamW in the same seeds, and the
-    paper's ramp against it along the run."""
+def at_adamws_norm(
+    folder: Path, arms: tuple[str, ...] = matched.ARMS, shown: str = matched.PAPERS
+) -> str:
+    """Every arm of the study ``matched``, ``catchup`` or ``predicted``, against AdamW in the same
+    seeds, and one of them against it along the run."""
     found = evidence(folder)
     (adamw,) = found.trials(ADAMW)
     rows = [["arm", "mean loss", "s.d.", "minus AdamW", "final norm / initial", "lower than AdamW"]]
     rows.append(["---"] * len(rows[0]))
-    for arm in matched.ARMS:
+    for arm in arms:
         (trial,) = found.trials(arm)
         pairs = list(zip(trial.values(), adamw.values(), strict=True))
         below = f"{sum(one < other for one, other in pairs)} of {len(pairs)}"
         less = ["-", "-"] if arm == ADAMW else [str(difference(trial, adamw)), below]
         loss = f"{trial.mean():.4f}", f"{statistics.stdev(trial.values()):.4f}"
         rows.append([arm, *loss, less[0], f"{trial.mean('ratio'):.3f}", less[1]])
-    along = course(found, matched.PAPERS)
-    return "\n\n".join((table(rows), claims(folder), along, norms(found, matched.ARMS)))
+    parts = table(rows), claims(folder), course(found, shown), norms(found, arms)
+    return "\n\n".join(parts)
 
 
 def norms(found: Evidence, arms: tuple[str, ...]) -> str:
@@ -343,6 +346,7 @@ def main() -> None:
         print(folder.name, *parts, claims(folder), sep="\n\n", end="\n\n")
     print(confirmed(), muons(), causes(), claims(CAUSES), paper_model(), more_decay(), sep="\n\n")
     print(larger_model(), at_adamws_norm(MATCHED), at_adamws_norm(CATCHUP), sep="\n\n")
+    print(at_adamws_norm(PREDICTED, predicted.ARMS, predicted.PREDICTED))
     draw(found, HERE / "settle.png")
 
 

@@ -7,6 +7,8 @@ import importlib
 import pytest
 from results_pages import ROOT, claim, differences, notes, read, rounded
 
+from normcontrol.lab import studies
+
 
 @pytest.mark.parametrize("page", ["docs/settle.md", notes("settle-small")])
 def test_what_settle_shows_is_what_its_claims_say(page):
@@ -243,6 +245,26 @@ def test_what_is_said_of_adamws_norm_is_what_the_claims_say(study, plan, level, 
     made = importlib.import_module("make_settle")
     tables = made.at_adamws_norm(made.RESULTS.with_name(folder))
     assert tables in (ROOT / plan).read_text(encoding="utf-8")
+
+
+def test_what_is_said_of_norms_that_are_followed_in_long_runs_is_what_the_claims_say(monkeypatch):
+    predicted, recorded = (
+        claim("predicted-tiny", f"AdamWN, AdamW's norm {how} is level")
+        for how in ("predicted", "followed")
+    )
+    assert (predicted[0], recorded[0]) == ("not shown", "not shown"), "the pages have to say so"
+    assert "p = 0.047, 0.093 after Holm" in recorded[1]
+    monkeypatch.syspath_prepend(str(ROOT / "docs/figures"))
+    made = importlib.import_module("make_settle")
+    arms, shown = studies.predicted.ARMS, studies.predicted.PREDICTED
+    page = (ROOT / "docs/longer.md").read_text(encoding="utf-8")
+    assert made.at_adamws_norm(made.PREDICTED, arms, shown) in page
+    along = made.course(made.evidence(made.PREDICTED), studies.follow.FOLLOWING).splitlines()[2:]
+    means = [line.split("|")[2].split()[0] for line in along]
+    assert f"{', '.join(means[:3])} and {means[3]}" in page
+    for text in (read("docs/longer.md"), read(notes("predicted-tiny"))):
+        assert differences(predicted[1])[0] in text
+        assert differences(recorded[1])[0] in text
 
 
 @pytest.mark.parametrize("page", ["docs/budget.md", notes("budget-tiny")])
