@@ -7,6 +7,7 @@ does not know how weights are measured and multiplied (``steppers``), or grouped
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from operator import attrgetter, is_
 from typing import Any, overload
 
@@ -304,8 +305,17 @@ class NormControl(Wrapper):
         self._norm_group_lost = False
 
     def _catch_up(self) -> None:
-        """Take over what has changed since the last step, where that needs no other rank."""
-        if self._norm_group is None and self._has_changed():
+        """Take over what has changed since the last step, where that needs no other rank.
+
+        Before the first step the current weights are the reference: others may have been loaded.
+        Edited settings wait for the step.
+        """
+        if self._norm_group is not None:
+            return
+        changed = self._has_changed()
+        if not changed and self._fresh and not self._has_shards:
+            changed = not any(map(self._is_edited, count(), self.param_groups))
+        if changed:
             self._rebuild()
 
     def _adopt(self, index: int) -> None:
