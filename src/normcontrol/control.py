@@ -174,10 +174,11 @@ class NormControl(Wrapper):
         if not usual and (self._fresh or not compiling) and not self._is_ours():
             given = (self.__dict__.get(name) for name in Scaler._fields)
             return self.stepper.optimizer_step(closure, Scaler(*given))
-        scaler, loss, stepper = NO_SCALER, None, self.stepper
+        scaler, loss = NO_SCALER, None
         counted: Tensor | int = 0
         fresh, calls = self._fresh, self.clock.calls
         self._refresh(usual)
+        stepper = self.stepper
         if "found_inf" in self.__dict__:
             scaler = Scaler(self.__dict__.get("grad_scale"), self.found_inf.reshape(()))
         try:
@@ -346,8 +347,9 @@ class NormControl(Wrapper):
         self._hand_over()
         sharing = self._find_sharing()
         sets = weight_sets(self.param_groups, sharing)
-        self.stepper.check(sets)
-        self.sharing, self.sets = sharing, sets
+        stepper = self._chosen_stepper()
+        stepper.check(sets)
+        self.sharing, self.sets, self.stepper = sharing, sets, stepper
         self._before = [s for s in self.sets if s.order == "before"]
         self._after = [s for s in self.sets if s.order == "after"]
         self._has_shards = any(s.shards is not None for s in self.sets)
@@ -357,6 +359,14 @@ class NormControl(Wrapper):
         self.stepper.prepare(self.sets, self.sharing)
         self._seen = seen or changes.checked_settings(self.param_groups, self._layout, self._seen)
         self._layout = changes.layout_of(self.param_groups)
+
+    def _chosen_stepper(self) -> Stepper:
+        """Return the stepper, or another one if the tensors need it, as on another device."""
+        now, other = self.stepper, self._make_stepper(self.optimizer, self.clock)
+        if type(other) is type(now) and other.reason in (None, now.reason):
+            return now
+        other.arguments = now.arguments
+        return other
 
     def _refresh(self, usual: bool) -> None:
         """Measure the reference at the first step. Rebuild what has changed since the last step."""
