@@ -286,7 +286,7 @@ class NormControl(Wrapper):
 
     def _go_on_from(self, step: Tensor) -> None:
         """Take over the number of steps of a state that was loaded."""
-        self._set_step(step.detach().to(self.clock.step, copy=True))
+        self._set_step(step.detach().to(torch.int64, copy=True))
         self.clock.calls, self.clock.known = int(step.item()), True
         self._fresh = self.clock.calls == 0
 
@@ -333,8 +333,13 @@ class NormControl(Wrapper):
         return Sharing((p for g in self.param_groups for p in g["params"]), self._norm_group)
 
     def _set_step(self, step: Tensor) -> None:
-        """Store this tensor as the step of the clock and of all groups, which share it."""
-        self.clock.step = step
+        """Store this tensor as the step of the clock and of all groups, which share it.
+
+        It is on the device of the reference norms.
+        """
+        references = (state_of(group).reference for group in self.param_groups)
+        home = next((r.device for r in references if len(r)), step.device)
+        self.clock.step = step = step.to(home)
         for group in (*self.param_groups, *self._turns.known):
             state_of(group)["step"] = step
 
@@ -434,9 +439,8 @@ class NormControl(Wrapper):
         """Measure theta_0, the reference: weights may have been loaded since construction."""
         if self._zero_hook is not None:
             self._zero_hook.remove()
-        references = measure_references(self.param_groups, self._find_sharing())
-        home = next((r.device for r in references if len(r)), self.clock.step.device)
-        self._set_step(self.clock.step.to(home))
+        measure_references(self.param_groups, self._find_sharing())
+        self._set_step(self.clock.step)
         self._build()
         self._fresh = False
 

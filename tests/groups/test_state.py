@@ -171,6 +171,24 @@ def test_before_the_first_step_the_readings_refer_to_the_weights_as_they_are(sco
     assert torch.equal(after.target, reading.target)
 
 
+def test_a_state_is_loaded_to_the_device_of_the_weights():
+    """They may have been moved since construction. "meta" stands for the device before."""
+    p = torch.nn.Parameter(torch.eye(3))
+    opt = AdamWN([p], lr=0.0, ratio=2.0, rate=0.5)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    state = copy.deepcopy(opt.state_dict())
+    control = opt.param_groups[0]["control"]
+    control["reference"] = control["reference"].to("meta")
+    opt.clock.step = opt.clock.step.to("meta")
+    opt.load_state_dict(state)
+    control = opt.param_groups[0]["control"]
+    assert opt.clock.step is control["step"]
+    assert (control["step"].device.type, control["reference"].device.type) == ("cpu", "cpu")
+    opt.step()
+    assert p.detach().norm().item() == pytest.approx(1.75 * 3**0.5)
+
+
 def test_a_loaded_state_knows_its_step_again_after_an_overflow():
     """The host cannot know how many steps were skipped. A loaded state says how many were made."""
     p = torch.nn.Parameter(torch.eye(3))
