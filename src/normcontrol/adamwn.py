@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from normcontrol.control import NormControl
 from normcontrol.distributed.ranks import is_mixed
+from normcontrol.groups.clock import Clock
 from normcontrol.groups.members import Controlled, marks_of_decay
 from normcontrol.law import Law
 from normcontrol.numbers import is_jax
 from normcontrol.schedule import Value
 from normcontrol.steppers.clip import Clip
 from normcontrol.steppers.folded import FoldedStepper
-from normcontrol.steppers.stepper import PlainStepper
+from normcontrol.steppers.stepper import PlainStepper, Stepper
 from normcontrol.steppers.tables import why_not
 from normcontrol.warn import warn_once
 from normcontrol.wrapper import not_compiled
@@ -39,7 +41,8 @@ class AdamWN(NormControl):
 
     On CUDA the whole step runs in Triton kernels, unless ``fused=False``, ``foreach=True`` or
     ``differentiable=True`` selects an implementation of torch, or the kernels do not support the
-    tensors. ``report()`` says which implementation runs, and why.
+    tensors. This is decided at the first step, since the model may be moved after construction.
+    ``report()`` says which implementation runs, and why.
 
     Args:
         max_grad_norm: clip the gradients to this joint norm, as ``clip_grad_norm_`` does, within
@@ -89,9 +92,9 @@ class AdamWN(NormControl):
     ) -> None:
         self.clip = clip = Clip(max_grad_norm)
         params, tensors = as_lists(params)
-        reason = "fused=False, foreach=True or differentiable=True was given"
-        if fused is not False and not foreach and not differentiable:
-            reason = why_not(tensors) or ""
+        asked = fused is False or foreach or differentiable
+        own = "fused=False, foreach=True or differentiable=True was given" if asked else None
+        choose = partial(choose_stepper, clip=clip, own=own, folded=bool(fused))
         adam = torch.optim.AdamW(
             params,
             lr,
@@ -103,20 +106,13 @@ class AdamWN(NormControl):
             foreach=foreach,
             capturable=capturable,
             differentiable=differentiable,
-            fused=fused if reason else True,
+            fused=fused if own or why_not_kernels(tensors) else True,
         )
         marks = marks_of_decay(adam.param_groups)
         replace_decay(adam, weight_decay, marks)
         if controlled is None:
             for group, mark in zip(adam.param_groups, marks, strict=True):
                 group.setdefault("controlled", mark)
-        if not reason:
-            from normcontrol.steppers.fused import FusedStepper  # needs Triton
-
-            stepper: Any = partial(FusedStepper, clip=clip)
-        else:
-            chosen = FoldedStepper if fused else PlainStepper
-            stepper = partial(chosen, clip=clip, reason=reason)
         super().__init__(
             adam,
             ratio=ratio,
@@ -132,7 +128,7 @@ class AdamWN(NormControl):
             controlled="matrices" if controlled is None else controlled,
             outputs=outputs,
             norm_group=norm_group,
-            stepper=stepper,
+            stepper=choose,
         )
 
     @property
@@ -172,6 +168,28 @@ class AdamWN(NormControl):
             if not decay or marked:
                 param_group.setdefault("controlled", bool(decay))
         super().add_param_group(param_group)
+
+
+def choose_stepper(
+    optimizer: Optimizer, clock: Clock, clip: Clip, own: str | None, folded: bool
+) -> Stepper:
+    """Return what carries out the steps: the Triton kernels if the tensors are fit for them now.
+
+    The model may have been moved since construction, as Accelerate does it. ``own`` says why
+    torch's own implementation was asked for, if it was.
+    """
+    tensors = [p for group in optimizer.param_groups for p in group["params"]]
+    reason = own or why_not_kernels(tensors)
+    if reason is None:
+        from normcontrol.steppers.fused import FusedStepper  # needs Triton
+
+        return FusedStepper(optimizer, clock, clip)
+    return (FoldedStepper if folded else PlainStepper)(optimizer, clock, clip, reason)
+
+
+def why_not_kernels(tensors: list[Tensor]) -> str | None:
+    """Return why the Triton kernels cannot carry out steps of these tensors; None if they can."""
+    return why_not(tensors) if tensors else "it has no tensors"
 
 
 def replace_decay(adam: torch.optim.AdamW, weight_decay: float, marks: list[Any]) -> None:

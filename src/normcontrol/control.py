@@ -7,6 +7,7 @@ does not know how weights are measured and multiplied (``steppers``), or grouped
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from operator import attrgetter, is_
 from typing import Any, overload
 
@@ -179,10 +180,11 @@ class NormControl(Wrapper):
         if not usual and (self._fresh or not compiling) and not self._is_ours():
             given = (self.__dict__.get(name) for name in Scaler._fields)
             return self.stepper.optimizer_step(closure, Scaler(*given))
-        scaler, loss, stepper = NO_SCALER, None, self.stepper
+        scaler, loss = NO_SCALER, None
         counted: Tensor | int = 0
         fresh, calls = self._fresh, self.clock.calls
         self._refresh(usual)
+        stepper = self.stepper
         if "found_inf" in self.__dict__:
             scaler = Scaler(self.__dict__.get("grad_scale"), self.found_inf.reshape(()))
         try:
@@ -290,7 +292,7 @@ class NormControl(Wrapper):
 
     def _go_on_from(self, step: Tensor) -> None:
         """Take over the number of steps of a state that was loaded."""
-        self._set_step(step.detach().to(self.clock.step, copy=True))
+        self._set_step(step.detach().to(torch.int64, copy=True))
         self.clock.calls, self.clock.known = int(step.item()), True
         self._fresh = self.clock.calls == 0
 
@@ -310,8 +312,17 @@ class NormControl(Wrapper):
         self._norm_group_lost = False
 
     def _catch_up(self) -> None:
-        """Take over what has changed since the last step, where that needs no other rank."""
-        if self._norm_group is None and self._has_changed():
+        """Take over what has changed since the last step, where that needs no other rank.
+
+        Before the first step the current weights are the reference: others may have been loaded.
+        Edited settings wait for the step.
+        """
+        if self._norm_group is not None:
+            return
+        changed = self._has_changed()
+        if not changed and self._fresh and not self._has_shards:
+            changed = not any(map(self._is_edited, count(), self.param_groups))
+        if changed:
             self._rebuild()
 
     def _adopt(self, index: int) -> None:
@@ -328,8 +339,13 @@ class NormControl(Wrapper):
         return Sharing((p for g in self.param_groups for p in g["params"]), self._norm_group)
 
     def _set_step(self, step: Tensor) -> None:
-        """Store this tensor as the step of the clock and of all groups, which share it."""
-        self.clock.step = step
+        """Store this tensor as the step of the clock and of all groups, which share it.
+
+        It is on the device of the reference norms.
+        """
+        references = (state_of(group).reference for group in self.param_groups)
+        home = next((r.device for r in references if len(r)), step.device)
+        self.clock.step = step = step.to(home)
         for group in (*self.param_groups, *self._turns.known):
             state_of(group)["step"] = step
 
@@ -342,8 +358,9 @@ class NormControl(Wrapper):
         self._hand_over()
         sharing = self._find_sharing()
         sets = weight_sets(self.param_groups, sharing)
-        self.stepper.check(sets)
-        self.sharing, self.sets = sharing, sets
+        stepper = self._chosen_stepper()
+        stepper.check(sets)
+        self.sharing, self.sets, self.stepper = sharing, sets, stepper
         self._before = [s for s in self.sets if s.order == "before"]
         self._after = [s for s in self.sets if s.order == "after"]
         self._has_shards = any(s.shards is not None for s in self.sets)
@@ -351,6 +368,14 @@ class NormControl(Wrapper):
         self.stepper.prepare(self.sets, self.sharing)
         self._seen = seen or changes.checked_settings(self.param_groups, self._layout, self._seen)
         self._layout = changes.layout_of(self.param_groups)
+
+    def _chosen_stepper(self) -> Stepper:
+        """Return the stepper, or another one if the tensors need it, as on another device."""
+        now, other = self.stepper, self._make_stepper(self.optimizer, self.clock)
+        if type(other) is type(now) and other.reason in (None, now.reason):
+            return now
+        other.arguments = now.arguments
+        return other
 
     def _refresh(self, usual: bool) -> None:
         """Measure the reference at the first step. Rebuild what has changed since the last step."""
@@ -418,9 +443,8 @@ class NormControl(Wrapper):
         """Measure theta_0, the reference: weights may have been loaded since construction."""
         if self._zero_hook is not None:
             self._zero_hook.remove()
-        references = measure_references(self.param_groups, self._find_sharing())
-        home = next((r.device for r in references if len(r)), self.clock.step.device)
-        self._set_step(self.clock.step.to(home))
+        measure_references(self.param_groups, self._find_sharing())
+        self._set_step(self.clock.step)
         self._build()
         self._fresh = False
 

@@ -84,7 +84,6 @@ def test_frozen_tensors_of_a_quantised_model_are_left_alone(scope, dtype):
         AdamWN([packed], controlled=True)
 
 
-@pytest.mark.filterwarnings("ignore:AdamWN continues with torch's fused implementation")
 def test_groups_that_are_empty_at_first_take_tensors_on_any_device():
     """No tensor tells at construction on which device the steps will run."""
     with pytest.warns(UserWarning, match="Nothing is controlled now"):

@@ -152,6 +152,43 @@ def test_norms_after_loading_a_state_or_adding_a_group_are_those_of_the_current_
     assert added.norm.item() == pytest.approx((1.5**2 * 3 + 3) ** 0.5)
 
 
+@pytest.mark.parametrize("scope", ["global", "row"])
+def test_before_the_first_step_the_readings_refer_to_the_weights_as_they_are(scope):
+    """The report is printed before training, and pretrained weights may be loaded before that."""
+    p = torch.nn.Parameter(torch.eye(3))
+    opt = AdamWN([("p", p)], lr=0.0, ratio=2.0, rate=1.0, scope=scope)
+    with torch.no_grad():
+        p.mul_(3.0)
+    (reading,) = opt.norms().values()
+    assert torch.allclose(reading.ratio, torch.ones_like(reading.ratio))
+    assert torch.allclose(reading.target, 2 * reading.norm)
+    assert "1.0000" in opt.report()
+    saved = opt.state_dict()["param_groups"][0]["control"]["reference"]
+    assert torch.allclose(saved.norm(), p.detach().double().norm())
+    p.grad = torch.ones_like(p)
+    opt.step()
+    (after,) = opt.norms().values()
+    assert torch.equal(after.target, reading.target)
+
+
+def test_a_state_is_loaded_to_the_device_of_the_weights():
+    """They may have been moved since construction. "meta" stands for the device before."""
+    p = torch.nn.Parameter(torch.eye(3))
+    opt = AdamWN([p], lr=0.0, ratio=2.0, rate=0.5)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    state = copy.deepcopy(opt.state_dict())
+    control = opt.param_groups[0]["control"]
+    control["reference"] = control["reference"].to("meta")
+    opt.clock.step = opt.clock.step.to("meta")
+    opt.load_state_dict(state)
+    control = opt.param_groups[0]["control"]
+    assert opt.clock.step is control["step"]
+    assert (control["step"].device.type, control["reference"].device.type) == ("cpu", "cpu")
+    opt.step()
+    assert p.detach().norm().item() == pytest.approx(1.75 * 3**0.5)
+
+
 def test_a_loaded_state_knows_its_step_again_after_an_overflow():
     """The host cannot know how many steps were skipped. A loaded state says how many were made."""
     p = torch.nn.Parameter(torch.eye(3))

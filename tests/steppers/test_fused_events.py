@@ -11,6 +11,7 @@ from kernel_cases import (
     BETAS,
     CUDA,
     DEVICE,
+    INTERPRETED,
     LR,
     STEPS,
     everything,
@@ -508,3 +509,40 @@ def shards_over_two_processes() -> None:
 @pytest.mark.skipif(CUDA, reason="tests/distributed/test_sharded_cuda.py does this on a GPU")
 def test_shards_over_two_processes_match_whole_tensors():
     run_processes(shards_over_two_processes, 2)
+
+
+@here
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_the_kernels_are_chosen_for_a_model_that_is_moved_after_construction(
+    is_loaded, monkeypatch
+):
+    """Accelerate moves the model when it prepares it, and loads states after that."""
+    first, others = tensors(), tensors()
+    reference = kernels(others, max_grad_norm=1.0)
+    if is_loaded:
+        run(reference, others, range(1, 2))
+        for p, q in zip(first, others, strict=True):
+            p.data.copy_(q)
+    monkeypatch.setattr("normcontrol.adamwn.why_not", lambda tensors: "a parameter is on cpu")
+    opt = AdamWN(everything(first), LR, BETAS, max_grad_norm=1.0)
+    assert "since a parameter is on cpu" in opt.implementation
+    monkeypatch.undo()
+    if is_loaded:
+        opt.load_state_dict(copy.deepcopy(reference.state_dict()))
+    run(opt, first, range(2, 4))
+    run(reference, others, range(2, 4))
+    assert opt.implementation == "Triton kernels"
+    assert all(torch.equal(p, q) for p, q in zip(first, others, strict=True))
+
+
+@pytest.mark.skipif(CUDA or INTERPRETED, reason="the tensors are on a CPU without kernels")
+def test_torchs_implementation_is_chosen_for_a_model_that_is_moved_to_a_cpu(monkeypatch):
+    params = tensors()
+    monkeypatch.setattr("normcontrol.adamwn.why_not", lambda tensors: None)
+    opt = AdamWN(everything(params), LR, BETAS, norm=1.0, rate=1.0)
+    assert opt.implementation == "Triton kernels"
+    monkeypatch.undo()
+    run(opt, params, range(1, 2))
+    assert "since a parameter is on cpu" in opt.implementation
+    joint = torch.cat([p.detach().flatten() for p in params]).norm()
+    assert torch.allclose(joint, torch.ones(()))

@@ -145,3 +145,13 @@ def test_the_controller_is_found_in_a_wrapper_and_other_objects_are_refused():
         reproject_(average, model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(TypeError, match="got a OrderedDict as the average, which is no module"):
         reproject_(model.state_dict(), model, opt)
+
+
+@pytest.mark.parametrize("scope", ["tensor", "row"])
+def test_an_average_may_be_on_another_device(scope):
+    """As one that is kept on the host. "meta" stands for the device; its tensors have no values."""
+    model = torch.nn.Linear(4, 3)
+    opt = AdamWN(model.parameters(), ratio=1.5, scope=scope)
+    average = AveragedModel(model).to("meta")
+    reproject_(average, model, opt)
+    assert all(p.is_meta for p in average.parameters())

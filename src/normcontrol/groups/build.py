@@ -54,17 +54,14 @@ def adopt(
     state["first_lr"], state["step"] = lr.item() if isinstance(lr, Tensor) else lr, step
 
 
-def measure_references(
-    groups: list[Group], sharing: Sharing, are_known: bool = False
-) -> list[Tensor]:
-    """Store the norms of the current weights as the reference in all groups, and return them.
+def measure_references(groups: list[Group], sharing: Sharing, are_known: bool = False) -> None:
+    """Store the norms of the current weights as the reference in all groups.
 
     If the tensors ``are_known``, as those that were measured before, they may have another number
     of norms by new settings; other tensors may be shards.
     """
     for group, members in zip(groups, members_of(groups), strict=True):
         state_of(group)["reference"] = reference_norms(group, members, sharing, are_known)
-    return [state_of(group).reference for group in groups]
 
 
 def check_members(group: Group, members: Members) -> None:

@@ -304,7 +304,9 @@ def restored(index: int, given: Group, live: Group) -> Group:
             "or start again without this state."
         )
     missing = {k: v for k, v in ours.items() if k in DEFAULTS and k not in theirs}
-    control = {**missing, **theirs, "scope": ours["scope"], "reference": got.to(have.device)}
+    homes = [p.device for p in live.get("params", ())]
+    home = have.device if have.device in homes or not homes else homes[0]  # they were moved
+    control = {**missing, **theirs, "scope": ours["scope"], "reference": got.to(home)}
     for name in (*TARGETS, "rate", *STEP_LENGTHS):
         if name in theirs:
             control[name] = _read(name, theirs[name], ours.get(name))

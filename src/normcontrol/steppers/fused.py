@@ -29,7 +29,7 @@ from normcontrol.steppers import kernels, pass_kernels
 from normcontrol.steppers.folded import in_float32
 from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
-from normcontrol.steppers.tables import Bucket, Launch, why_not
+from normcontrol.steppers.tables import Bucket, Launch
 from normcontrol.warn import warn
 from normcontrol.weights.memory import overlaps
 
@@ -83,7 +83,8 @@ class FusedStepper(PlainStepper):
             self.plan, self.reason = Plan(self.optimizer, self.sets), None
         except Unfit as unfit:
             if self.reason is None and not compiling:
-                warn(f"AdamWN continues with torch's fused implementation, since {unfit}.")
+                own = "fused" if self.optimizer.param_groups[0]["fused"] else "own"
+                warn(f"AdamWN continues with torch's {own} implementation, since {unfit}.")
             self.plan, self.reason = None, str(unfit)
 
     def step(self, closure: Closure | None, scaler: Scaler) -> float | None:
@@ -144,9 +145,6 @@ class Plan:
         planned = [s for s in sets if s.scope.axes is None and "size" not in s.mechanisms]
         slots = {p: i for i, p in enumerate(p for s in planned for p in s.params)}
         check_moments(adam)
-        has_gradient = [p for g in adam.param_groups for p in g["params"] if p.grad is not None]
-        if (reason := why_not(has_gradient)) is not None:  # added or moved since construction
-            raise Unfit(reason)
         self.adam, self.state = adam, adam.state
         self.buckets: list[Bucket] = []
         for group in adam.param_groups:
@@ -212,7 +210,7 @@ class Plan:
             key = (param.device, param.dtype, grad.dtype, moment.dtype, aligned)
             keys.setdefault(key, []).append(i)
         for key, indices in keys.items():
-            together = torch.stack([steps[i] for i in indices]).to(key[0])
+            together = torch.stack([steps[i] for i in indices]).to(key[0], torch.float32)
             for step, i in zip(together.unbind(), indices, strict=True):
                 self.state[params[i]]["step"] = step  # a view: one addition counts them all
             p, g, m, v, x = (

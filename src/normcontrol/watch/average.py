@@ -20,6 +20,8 @@ from normcontrol.law import Integral, upper_bound
 from normcontrol.steppers.stepper import PlainStepper
 from normcontrol.watch.trackers import controller
 
+Goal = Tensor | float
+
 
 @torch.no_grad()
 def reproject_(average: nn.Module, model: nn.Module, optimizer: Any) -> None:
@@ -69,7 +71,15 @@ def reproject_(average: nn.Module, model: nn.Module, optimizer: Any) -> None:
         if averaged.shards is not None:
             stepper.sum_over_ranks([averaged])
         averaged.choose_goal(optimizer.clock)
+        averaged.goal = on_device_of(averaged.params, averaged.goal)
         control_(averaged, stepper)
+
+
+def on_device_of(params: list[Tensor], goal: tuple[Goal, Goal]) -> tuple[Goal, Goal]:
+    """Return a target and a rate on the device of the averages, which may be another one."""
+    home = params[0].device if params else None
+    target, rate = (x.to(home) if isinstance(x, Tensor) and home else x for x in goal)
+    return target, rate
 
 
 def with_params(s: WeightSet, params: list[Tensor], optimizer: NormControl) -> WeightSet:
