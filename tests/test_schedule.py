@@ -26,7 +26,7 @@ from normcontrol import (
     piecewise,
     trace,
 )
-from normcontrol.schedule import custom
+from normcontrol.custom_schedule import custom
 
 matplotlib.use("Agg")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from normcontrol.numbers import check_finite, is_number, numbers, plain, takes_a_number
+from normcontrol.numbers import check_finite, is_number, numbers, plain
 from normcontrol.warn import warn
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ class Schedule:
 
         A user's function or class may know one step at a time, and depend on more than the step.
         """
-        value = type(self).value
-        is_ours = value.__module__ == __name__ and value is not custom.value
-        return is_ours and type(self).at is Schedule.at
+        return type(self).value.__module__ == __name__ and type(self).at is Schedule.at
 
     def __call__(self, step: Tensor | float) -> Any:
         if isinstance(step, Tensor):
@@ -388,51 +386,6 @@ class every(Schedule):
         return 0.0, self.level
 
 
-@dataclass(frozen=True)
-class custom(Schedule):
-    """Any function of the step. It receives a 0-d tensor and returns a number or a 0-d tensor.
-
-    Python arithmetic and comparisons work. A function that uses torch operations alone also works
-    in a compiled step or a CUDA graph. A function cannot be stored in a checkpoint: construct the
-    optimizer with the same function when you resume.
-    """
-
-    function: Callable[[Any], Any]
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(
-                f"custom got {self.function!r}, which cannot be called: give a function of the "
-                "step."
-            )
-        if not takes_a_number(self.function):
-            raise TypeError(
-                f"custom got {self.function!r}, which cannot be called with a step: give a "
-                "function of the step. If it makes a schedule, give what it returns, as in "
-                "paper_ratio()."
-            )
-
-    def value(self, step: Tensor) -> Tensor:
-        value = self.function(step)
-        if not torch.compiler.is_compiling():
-            self._check(value, step)
-        return torch.as_tensor(value, dtype=step.dtype, device=step.device)
-
-    def _check(self, value: Any, step: Tensor) -> None:
-        try:
-            fits = torch.as_tensor(value).numel() in (1, step.numel())
-        except (TypeError, ValueError, RuntimeError):
-            fits = False
-        if not fits:
-            raise ValueError(
-                f"{self!r} returned {value!r}, which is no number: a schedule is a function of the "
-                "step that returns a number for every step. Correct the function."
-            )
-
-    def __repr__(self) -> str:
-        return f"custom({getattr(self.function, '__name__', type(self.function).__name__)!r})"
-
-
 Value = float | Schedule | Callable[[Any], Any]
 """The type of a ratio, a rate or an absolute target: a number, a schedule, or a function of the
 step."""
@@ -453,17 +406,3 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     )
 }
 """The schedules that a checkpoint may contain, by name. Add your own here."""
-
-
-def check_range(name: str, schedule: float | Schedule, low: float, high: float, why: str) -> None:
-    """Raise an error if a value of the schedule that is known before training is NaN or outside
-    ``[low, high]``."""
-    if isinstance(schedule, custom):
-        values: Sequence[float] = [schedule(1)]
-    elif isinstance(schedule, Schedule):
-        values = schedule.extremes()
-    else:
-        values = [schedule]
-    for value in values:
-        if not low <= value <= high:
-            raise ValueError(f"{name}={schedule} takes the value {value:g}: {why}")

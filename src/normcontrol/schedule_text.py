@@ -9,13 +9,10 @@ about optimizers or checkpoints.
 from __future__ import annotations
 
 import ast
-from contextlib import suppress
 from typing import Any
 
-from torch import Tensor
-
-from normcontrol.numbers import is_jax
-from normcontrol.schedule import SCHEDULES, Schedule, Value, custom
+from normcontrol.custom_schedule import as_schedule, custom
+from normcontrol.schedule import SCHEDULES, Schedule
 
 
 def to_text(value: Any) -> Any:
@@ -89,27 +86,6 @@ def from_text(text: Any, current: Any = None) -> Any:
             "name or its place"
         )
     return SCHEDULES[call.func.id](*positional, **named)
-
-
-def as_schedule(given: Value, name: str = "value") -> float | Schedule:
-    """Return a schedule or a number as it is, and wrap any other function in :class:`custom`."""
-    if isinstance(given, Schedule):
-        return given
-    if is_jax(given):
-        what = "an optax schedule" if callable(given) else "a JAX array"
-        raise TypeError(
-            f"{given!r} is {what}, and this is torch: give a number or a schedule of normcontrol, "
-            "such as linear(1.0, 2.0, steps=2500). For JAX use normcontrol.optax."
-        )
-    if callable(given) and not isinstance(given, Tensor):
-        return custom(given)
-    if not isinstance(given, bool):
-        with suppress(TypeError, ValueError):
-            return float(given)
-    raise TypeError(
-        f"{name}={given!r} is no number: give a number, a schedule such as linear(1.0, 2.0, "
-        "steps=2500), or a function of the step."
-    )
 
 
 def given_schedule(given: Any, name: str) -> float | Schedule:

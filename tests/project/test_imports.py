@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "normcontrol"
 
 LAYERS = [
-    {"warn", "numbers", "law", "scope", "schedule", "schedule_text", "target", "wrapper"},
+    {"warn", "numbers", "law", "scope", "target", "wrapper"}
+    | {"schedule", "custom_schedule", "schedule_text"},
     {"weights"},
     {"mechanisms"},
     {"distributed"},

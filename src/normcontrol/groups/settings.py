@@ -15,12 +15,12 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from normcontrol.custom_schedule import check_range
 from normcontrol.groups.members import CONTROL, as_rule, controlled_params
 from normcontrol.groups.outputs import as_axes
 from normcontrol.law import as_law, law_of
 from normcontrol.mechanisms.size import SPECTRAL, Statistic, as_size
 from normcontrol.mechanisms.start import EVERY_STEP, check_start
-from normcontrol.schedule import check_range
 from normcontrol.schedule_text import given_schedule
 from normcontrol.scope import parse_scope
 from normcontrol.target import RELATIVE, TARGETS

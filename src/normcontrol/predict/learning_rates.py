@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from normcontrol.schedule import Schedule, custom, lr_times
+from normcontrol.custom_schedule import custom
+from normcontrol.schedule import Schedule, lr_times
 
 LearningRate = float | Tensor | Callable[[int], float] | Sequence[float] | Schedule | LRScheduler
 """A number, a function of the step (1, 2, ...), one number for every step, a schedule of
