@@ -8,7 +8,6 @@ torch.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import sys
 import traceback
@@ -71,9 +70,8 @@ def find(path: str, out: Path | None, missing: str) -> OwnFile:
     return OwnFile(path, found.absolute(), found.read_bytes())
 
 
-@functools.cache
-def module(file: OwnFile, what: str) -> ModuleType:
-    """The file as a module: run once in a process, and once more if it was changed."""
+def run(file: OwnFile, what: str) -> ModuleType:
+    """Run the file as a module. ``what`` is what it contains: a study or an optimizer."""
     # Its name is no other module's, whatever the file is called. A dataclass in it needs its entry
     # in sys.modules.
     made = ModuleType(f"normcontrol {what} {file.path.stem}")

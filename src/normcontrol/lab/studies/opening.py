@@ -62,7 +62,7 @@ def _from_file(name: str, out: Path | None) -> Study:
     called = ", or call the command from the folder that the path begins in" if out else ""
     missing = f"{beside} Give it as path/to/file.py:function{called}."
     file = own_files.find(path, out, f"There is no file {path!r} with a study.{missing}")
-    module = own_files.module(file, OWN)
+    module = own_files.run(file, OWN)
     found = getattr(module, function or OWN, None)
     if isinstance(found, Study):
         return replace(found, cells=_guarded(found.cells, file))

@@ -7,11 +7,13 @@ It reads that text and finds the class or function. It constructs no optimizer.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -246,9 +248,15 @@ def _parameters(build: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(build).parameters
 
 
+@functools.cache
+def _module(file: OwnFile) -> ModuleType:
+    """The user's file as a module. It is run once, and once more if it was changed."""
+    return own_files.run(file, "optimizer")
+
+
 def _from_file(file: OwnFile, name: str) -> Callable[..., Any]:
     """A class or function of a user's file."""
-    module = own_files.module(file, "optimizer")
+    module = _module(file)
     found = getattr(module, name, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
