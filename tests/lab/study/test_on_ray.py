@@ -42,7 +42,7 @@ def test_with_a_node_killed_in_the_middle_the_numbers_are_those_without_ray(
     config, study, tmp_path, two_nodes
 ):
     cluster, second = two_nodes
-    longer = config.with_(steps=100, log_every=10, eval_every=50)
+    longer = config.with_(steps=800, log_every=10, eval_every=400)  # longer than a kill takes
     longer.save(tmp_path / "base.json")  # from which the study starts
     local, on_ray = (begin(tmp_path / name, study, "tiny") for name in ("local", "ray"))
     Runner(local, device="cpu").run()
