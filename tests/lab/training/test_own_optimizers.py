@@ -121,8 +121,9 @@ def test_arguments_reach_the_optimizers_of_torch_and_the_published_methods():
     (bound,) = made("AdamWN(law='upper', eps=1e-6)")
     assert {g["control"]["law"] for g in bound.param_groups} == {"upper"}
     assert {g["eps"] for g in bound.param_groups} == {1e-6}
-    (several,) = made("AdamW(foreach=True)")
-    assert {(g["foreach"], g["fused"]) for g in several.param_groups} == {(True, None)}
+    for name in ("AdamW", "AdamC"):
+        (several,) = made(f"{name}(foreach=True)")
+        assert {(g["foreach"], g["fused"]) for g in several.param_groups} == {(True, None)}
     muon, adamw = made("Muon(ns_steps=3)")
     assert muon.param_groups[0]["ns_steps"] == 3
     assert "ns_steps" not in adamw.param_groups[0]

@@ -126,10 +126,9 @@ def _method(config: Config, choice: Choice, model: nn.Module, named: Named) -> l
     """A published method with the settings of the config that it takes. A method whose control
     starts or switches at a step does so after twice the warm-up."""
     o, method = config.optim, METHODS[choice.name]
-    matrices = [
-        {"params": [(n, p) for n, p in named if (p.dim() >= 2) == are], "controlled": are}
-        for are in (True, False)
-    ]
+    groups = two_groups(named)
+    for group in groups:
+        group["controlled"] = group["params"][0][1].dim() >= 2
     settings: dict[str, Any] = {
         "lr": o.lr,
         "betas": o.betas,
@@ -137,15 +136,11 @@ def _method(config: Config, choice: Choice, model: nn.Module, named: Named) -> l
         "lr_max": o.lr,
         "adam_lr": o.lr,
     }
-    settings |= {"start": 2 * o.warmup, "switch": 2 * o.warmup, "relative": RELATIVE, "fused": True}
+    settings |= {"start": 2 * o.warmup, "switch": 2 * o.warmup, "relative": RELATIVE}
     if o.ratio is not None:
         settings |= {"ratio": o.ratio, "kappa": o.ratio**2}
-    if any(hasattr(p, "device_mesh") for _, p in named):
-        del settings["fused"]
-    return method(
-        hidden(model) if method.hidden else [g for g in matrices if g["params"]],
-        **{**settings, **choice.arguments},
-    )
+    settings |= {**_fused(choice, named), **choice.arguments}
+    return method(hidden(model) if method.hidden else groups, **settings)
 
 
 def _own(config: Config, choice: Choice, model: nn.Module, named: Named) -> list[Optimizer]:
@@ -203,13 +198,17 @@ def _options(o: Optim, choice: Choice, named: Named) -> dict[str, Any]:
     options: dict[str, Any] = {"lr": o.lr, "betas": o.betas}
     if choice.file is None:
         options["adjust_lr_fn"] = "match_rms_adamw"  # Muon's
-        is_sharded = any(hasattr(p, "device_mesh") for _, p in named)
-        if not is_sharded and "foreach" not in choice.arguments:
-            options["fused"] = True
+        options |= _fused(choice, named)
     options = {key: value for key, value in options.items() if key in takes}
     if choice.file is not None:  # a function may have groups of its own
         options |= _decay(o, choice)
     return {**options, **choice.arguments}
+
+
+def _fused(choice: Choice, named: Named) -> dict[str, Any]:
+    """torch's fused implementation, but for sharded weights, or where another one is asked for."""
+    is_sharded = any(hasattr(p, "device_mesh") for _, p in named)
+    return {} if is_sharded or "foreach" in choice.arguments else {"fused": True}
 
 
 def _target(config: Config) -> dict[str, Any]:
