@@ -174,14 +174,14 @@ def larger_model() -> str:
     rows = [["arm", "lr", "decay, gain or ratio", "seeds", "mean loss", "s.d.", "minus AdamW"]]
     rows = [[*rows[0], "final gain"], ["---"] * 8]
     (adamw,) = found.trials(ADAMW, "seeds")
-    for arm in larger.ARMS:
+    for arm in larger.PLANS["tiny"].arms:
         (trial,) = found.trials(arm, "seeds")
         settings = [f"{value:g}" for _, value in trial.cells[0].settings]
         less = "-" if arm == ADAMW else str(difference(trial, adamw))
         numbers = [f"{trial.mean():.4f}", f"{statistics.stdev(trial.values()):.4f}", less]
         seeds = str(len(trial.seeds))
         rows.append([arm, *settings, seeds, *numbers, f"{trial.mean('gain'):.2f}"])
-    return "\n\n".join((tuning(found, larger.ARMS), table(rows), claims(LARGER)))
+    return "\n\n".join((tuning(found, larger.PLANS["tiny"].arms), table(rows), claims(LARGER)))
 
 
 def at_adamws_norm(

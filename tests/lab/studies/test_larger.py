@@ -15,7 +15,7 @@ from normcontrol.lab.study import verdict
 from normcontrol.lab.training.config import check, preset
 
 
-def ledger(above, best_lr=6e-3):
+def ledger(above, best_lr=6e-3, scale="tiny"):
     """Made-up results with one best learning rate, and what arms end above AdamW."""
 
     def loss(cell):
@@ -26,7 +26,7 @@ def ledger(above, best_lr=6e-3):
         noise = 0.004 * (cell.seed % 3 - 1) * (cell.arm != ADAMW)
         return 4.0 + away + noise + above.get(cell.arm, 0.0)
 
-    return FakeLedger(larger.STUDY, lambda cell: record(cell, loss(cell)), "tiny")
+    return FakeLedger(larger.STUDY, lambda cell: record(cell, loss(cell)), scale)
 
 
 def test_the_model_and_the_start_are_those_of_the_plan():
@@ -38,8 +38,25 @@ def test_the_model_and_the_start_are_those_of_the_plan():
     assert {(c.config.optim.lr, *c.settings[1:]) for c in first if c.arm == ADAMW} == {
         (6e-3, ("weight_decay", decay)) for decay in (0.3, 0.56, 0.9)
     }
-    with pytest.raises(LabError, match="larger has no plan for the scale small"):
-        larger.cells("small", nothing_run())
+    with pytest.raises(LabError, match="larger has no plan for the scale full"):
+        larger.cells("full", nothing_run())
+
+
+def test_small_is_gpt2_from_the_same_start():
+    first = larger.cells("small", nothing_run())
+    assert {c.arm for c in first} == {ADAMW, ADAMWN}
+    for cell in first:
+        check(cell.config)
+        model, optim, run = cell.config.model, cell.config.optim, cell.config.run
+        assert (model.width, model.layers, model.context) == (768, 12, 1024)
+        assert (model.init_gain, optim.warmup, run.steps) == (settle.GAIN, 160, 800)
+        assert cell.config.data.tokens_per_step == 65_536
+    of = ledger({}, 2e-3, "small")
+    cells = of.cells(of.results())
+    tests = Counter(c.arm for c in cells if c.part == "seeds")
+    assert tests == dict.fromkeys((ADAMW, ADAMWN, RISING), 10)
+    ramps = {c.config.optim.ramp for c in cells if c.arm == RISING}
+    assert ramps == {400}
 
 
 def test_adamw_and_adamwn_are_tested_pair_by_pair_before_the_third_arm_is_tuned():

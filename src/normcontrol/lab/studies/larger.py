@@ -1,9 +1,9 @@
-"""The study ``larger``: AdamW and AdamWN as in ``settle``, on a model of 0.94 M weights.
+"""The study ``larger``: AdamW and AdamWN as in ``settle``, on other models.
 
-With a constant target AdamWN ended above AdamW at 0.17 M weights and below it at 45 M. This model
-lies between them, and is small enough for a CPU. A third arm has a target that rises, as in
-``rise``. All arms are tuned by the rule of ``settle`` and tested with new seeds. The plan is in
-docs/larger.md.
+With a constant target AdamWN ended above AdamW at 0.17 M weights and below it at 45 M. ``tiny`` is
+a model between them, of 0.94 M weights, and ``small`` is GPT-2 124M. A third arm has a target that
+rises, as in ``rise``. All arms are tuned by the rule of ``settle`` and tested with new seeds. The
+plans are in docs/larger.md and docs/gpt2.md.
 """
 
 from __future__ import annotations
@@ -19,44 +19,51 @@ from normcontrol.lab.studies.tuning import Arm, Tuned, known
 from normcontrol.lab.study.cells import Cell, Study
 from normcontrol.lab.study.claims import level_loss, lower_loss
 from normcontrol.lab.study.records import Results
-from normcontrol.lab.training.config import preset
+from normcontrol.lab.training.config import Config, preset
 
-STEPS = 600
-ARMS = {
-    ADAMW: OF_SETTLE[ADAMW],
-    ADAMWN: OF_SETTLE[ADAMWN],
-    RISING: Arm(
-        {"optimizer": "AdamWN", "rate": 0.1, "ratio_start": 1.0, "ramp": STEPS // 2},
-        "ratio",
-        (0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0),
+
+def tuned(base: Config) -> Tuned:
+    """The arms. The first two are compared before the third is tuned."""
+    rising = {"optimizer": "AdamWN", "rate": 0.1, "ratio_start": 1.0, "ramp": base.run.steps // 2}
+    ratios = (0.8, 1.0, 1.25, 1.56, 1.95, 2.4, 3.0)
+    arms = {name: OF_SETTLE[name] for name in (ADAMW, ADAMWN)}
+    return Tuned(base, arms | {RISING: Arm(rising, "ratio", ratios)})
+
+
+PLANS = {
+    "tiny": tuned(start(preset("tiny"), 600, lr=6e-3)),
+    "small": tuned(
+        start(preset("gpt2").with_(tokens_per_step=65_536, micro_batch=64), 800, lr=2e-3)
     ),
 }
-"""The first two are compared before the third is tuned."""
-
-TUNED = Tuned(start(preset("tiny"), STEPS, lr=6e-3), ARMS)
+"""By scale: a model for a CPU, and GPT-2 124M."""
 
 SEEDS = range(321, 341)
-"""No study was run with them before."""
+"""No study was run with them before; ``small`` takes the first ten."""
 
 
 def cells(scale: str, done: Results) -> list[Cell]:
     """The cells that can be named by now."""
-    if scale != "tiny":
-        raise LabError(f"larger has no plan for the scale {scale}: its model is for a CPU, tiny.")
-    return known(stages(done), done)
+    if scale not in PLANS:
+        raise LabError(
+            f"larger has no plan for the scale {scale}: its models are of 0.94 M weights, tiny, "
+            "and GPT-2 124M, small."
+        )
+    return known(stages(scale, done), done)
 
 
-def stages(done: Results) -> Iterator[list[Cell]]:
+def stages(scale: str, done: Results) -> Iterator[list[Cell]]:
     """AdamW and AdamWN: the tuning, then the test pair by pair. Then the same for the third arm."""
+    seeds = SEEDS if scale == "tiny" else SEEDS[:10]
     for arms in ((ADAMW, ADAMWN), (RISING,)):
-        yield from TUNED.stages(done, SEEDS, arms)
+        yield from PLANS[scale].stages(done, seeds, arms)
 
 
 STUDY = Study(
     "larger",
     cells,
-    "AdamW, and AdamWN with a constant and with a rising target, on a model of 0.94 M weights, "
-    "tuned as in the study settle and tested with new seeds.",
+    "AdamW, and AdamWN with a constant and with a rising target, on 0.94 M weights and on GPT-2 "
+    "124M, tuned as in the study settle and tested with new seeds.",
     ADAMW,
     (
         lower_loss("lower", ADAMWN, ADAMW),

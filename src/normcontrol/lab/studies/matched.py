@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from normcontrol.lab.errors import LabError
-from normcontrol.lab.studies.larger import STEPS, TUNED
+from normcontrol.lab.studies.larger import PLANS
 from normcontrol.lab.studies.paths import following, walk
 from normcontrol.lab.studies.search import WALK
 from normcontrol.lab.studies.settled import ADAMW, MARGIN
@@ -21,6 +21,8 @@ from normcontrol.lab.study.records import Results
 
 PAPERS = "AdamWN, the paper's ramp"
 ARMS = (ADAMW, PAPERS, WALK)
+
+TUNED = PLANS["tiny"]
 
 LR, DECAY, END = 6e-3, 0.3, 1.253
 """AdamW's learning rate and decay, as ``larger`` chose them, and its mean final ratio there."""
@@ -45,7 +47,7 @@ def at_norm(own: Cell, end: float) -> list[Cell]:
     """A run of AdamW, and those of AdamWN with its settings whose norm ends at this ratio."""
     steps = own.config.run.steps
     papers = own.config.with_(optimizer="AdamWN", rate=0.1, ratio=end, ramp=steps // 20)
-    every = steps // STEPS
+    every = steps // TUNED.base.run.steps
     settings = tuple(s for s in own.settings if s[0] != "weight_decay")
     return [
         own,
