@@ -117,10 +117,9 @@ def move_records(flags: Study, out: Path, names: Sequence[str]) -> int:
         for source in map(Path, flags.merge):
             found = merge(ledger, source)
             ledger.save()
-            print(
-                f"{source}: {found.taken} runs taken over; {found.known} were here already, and "
-                f"the study has no cell for {found.unwanted}."
-            )
+            text = f"{source}: {found.taken} runs taken over; {found.known} were here already"
+            more = f", and the study has no cell for {found.unwanted}" if found.unwanted else ""
+            print(f"{text}{more}.")
         if flags.pack:
             path = pack(out)
             print(f"{len(ledger.results())} records in {path}, {path.stat().st_size:,} bytes.")
