@@ -111,6 +111,22 @@ def test_the_default_decay_of_adamw_gives_no_warning(monkeypatch):
         AdamWN(SmallModel().parameters())
 
 
+@pytest.mark.parametrize("decays", [(0.01, 0.0), (0.01, 0.001), (0.02, 0.02)])
+def test_any_other_decay_gives_a_warning(decays, monkeypatch):
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())
+    params = SmallModel().parameters()
+    with pytest.warns(UserWarning, match=f"AdamWN does not decay: weight_decay={max(decays)}"):
+        AdamWN([{"params": p, "weight_decay": d} for p, d in zip(params, decays, strict=False)])
+
+
+def test_the_decay_of_a_group_that_is_added_gives_a_warning(monkeypatch):
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())
+    up, *others = SmallModel().parameters()
+    opt = AdamWN([up])
+    with pytest.warns(UserWarning, match=r"AdamWN does not decay: weight_decay=0\.3 only marks"):
+        opt.add_param_group({"params": others, "weight_decay": 0.3})
+
+
 NAMES = [name for name, _ in SmallModel().named_parameters()]
 
 
