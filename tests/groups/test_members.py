@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from small import MATRICES, SmallModel, total_norm, train
+from small import MATRICES, SmallModel, matrices, total_norm, train
 from torch import nn
 from torch.nn import Parameter
 
@@ -351,6 +351,17 @@ def test_a_tensor_without_gradient_still_counts_and_is_scaled():
     opt.step()
     assert opt.norms()["global"].norm.item() == pytest.approx(10.0)
     assert (a.item(), b.item()) == pytest.approx((6.0, 8.0))
+
+
+@pytest.mark.parametrize("flags", [{}, {"foreach": True}, {"fused": True}, {"order": "before"}])
+def test_a_step_without_any_gradient_is_counted_and_controlled(flags):
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), norm=linear(0.0, 4.0, steps=4), rate=1.0, **flags)
+    for step in (1, 2):
+        opt.step()
+        assert total_norm(matrices(model)) == pytest.approx(step)
+    assert opt.param_groups[0]["control"]["step"] == 2
+    assert not opt.state
 
 
 def test_embeddings_are_controlled_unless_a_pattern_excludes_them():
