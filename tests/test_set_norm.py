@@ -9,7 +9,7 @@ from small import SmallModel, matrices, total_norm
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from normcontrol import AdamWN, param_groups, set_norm_
+from normcontrol import AdamWN, linear, param_groups, set_norm_
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,12 @@ def test_parameters_and_groups_can_be_given_as_to_an_optimizer():
     assert model.embed.weight.norm().item() == pytest.approx(2.0)
     set_norm_([{"params": [model.up.weight], "norm": 5.0}], norm=1.0)
     assert model.up.weight.norm().item() == pytest.approx(5.0)
+
+
+def test_a_schedule_stands_for_its_value_before_training():
+    weight = nn.Parameter(torch.ones(4, 4))
+    set_norm_(weight, norm=linear(3.0, 5.0, steps=10))
+    assert weight.norm().item() == pytest.approx(3.0)
 
 
 def test_gradients_and_modes_are_left_alone():

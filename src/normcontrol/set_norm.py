@@ -52,7 +52,7 @@ def set_norm_(
             Groups are not changed. A group that has a target of its own gets that one, except for
             the groups of an optimizer under norm control, which get the target given here.
         gain, norm, rms, ratio: the target, see :class:`NormControl`. A ratio refers to the current
-            norm.
+            norm. A schedule stands for its value at step 0, before training.
         scope: which weights share a norm, and so a factor.
         controlled: which tensors.
         outputs: for a gain, the axes that count outputs, if not the first one.
