@@ -7,8 +7,9 @@ import pytest
 import torch
 from small import SmallModel, matrices, total_norm
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
-from normcontrol import AdamWN, set_norm_
+from normcontrol import AdamWN, linear, param_groups, set_norm_
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,12 @@ def test_parameters_and_groups_can_be_given_as_to_an_optimizer():
     assert model.embed.weight.norm().item() == pytest.approx(2.0)
     set_norm_([{"params": [model.up.weight], "norm": 5.0}], norm=1.0)
     assert model.up.weight.norm().item() == pytest.approx(5.0)
+
+
+def test_a_schedule_stands_for_its_value_before_training():
+    weight = nn.Parameter(torch.ones(4, 4))
+    set_norm_(weight, norm=linear(3.0, 5.0, steps=10))
+    assert weight.norm().item() == pytest.approx(3.0)
 
 
 def test_gradients_and_modes_are_left_alone():
@@ -125,6 +132,31 @@ def test_what_cannot_be_is_refused_and_nothing_changes(given, settings, message)
     if before is not None:
         pairs = zip(model.parameters(), before.parameters(), strict=True)
         assert all(torch.allclose(p, q, rtol=0, atol=0, equal_nan=True) for p, q in pairs)
+
+
+COMPUTED = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+    "weight_norm by a hook": nn.utils.weight_norm,
+    "spectral_norm by a hook": nn.utils.spectral_norm,
+    "pruning": lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_weights_that_are_computed_from_others_are_refused_and_nothing_changes(name):
+    """The stored tensors were set: the weight kept its norm, or had another one than the target."""
+    model = nn.Sequential(nn.Linear(6, 8), COMPUTED[name](nn.Linear(8, 6))).eval()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"The model computes 1\.weight from 1\.\S*(orig|_g)"):
+        set_norm_(model, norm=7.0)
+    assert all(map(torch.equal, model.parameters(), before))
+    set_norm_(model, norm=7.0, controlled=lambda name, p: name == "0.weight")
+    assert model[0].weight.norm().item() == pytest.approx(7.0)
+    set_norm_(param_groups(model, {"0.*": None}), norm=3.0)
+    assert total_norm(matrices(model[1])) == pytest.approx(3.0)
 
 
 def test_groups_stay_as_they_are():

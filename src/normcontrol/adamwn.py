@@ -37,7 +37,9 @@ class AdamWN(NormControl):
     never decays: ``weight_decay`` only marks which weights are controlled. If some groups have a
     decay and others have zero, all tensors of the groups with a decay are controlled, and no
     others. Otherwise the tensors with two or more dimensions are controlled. ``controlled``
-    overrides this rule. Without a target, the norm is held (``hold=1.0``).
+    overrides this rule. A warning says once that a decay is not used, unless it is 0.01 everywhere,
+    which is also what AdamW has if none is given. Without a target, the norm is held
+    (``hold=1.0``).
 
     On CUDA the whole step runs in Triton kernels, unless ``fused=False``, ``foreach=True`` or
     ``differentiable=True`` selects an implementation of torch, or the kernels do not support the
@@ -109,7 +111,7 @@ class AdamWN(NormControl):
             fused=fused if own or why_not_kernels(tensors) else True,
         )
         marks = marks_of_decay(adam.param_groups)
-        replace_decay(adam, weight_decay, marks)
+        replace_decay(adam)
         if controlled is None:
             for group, mark in zip(adam.param_groups, marks, strict=True):
                 group.setdefault("controlled", mark)
@@ -164,6 +166,8 @@ class AdamWN(NormControl):
         is_dict = isinstance(param_group, dict)  # torch refuses others
         decay = param_group.pop("weight_decay", None) if is_dict else None
         if decay is not None:
+            if decay:
+                warn_of_decay(decay)
             marked = any(group["control"]["controlled"] is True for group in self.param_groups)
             if not decay or marked:
                 param_group.setdefault("controlled", bool(decay))
@@ -192,17 +196,25 @@ def why_not_kernels(tensors: list[Tensor]) -> str | None:
     return why_not(tensors) if tensors else "it has no tensors"
 
 
-def replace_decay(adam: torch.optim.AdamW, weight_decay: float, marks: list[Any]) -> None:
-    """Set the decay of every group to zero, and say once that its value is not used."""
+def warn_of_decay(decay: float) -> None:
+    """Say once that the value of a decay is not used."""
+    warn_once(
+        "decay",
+        f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are controlled, "
+        "and its value is not used. The norm is set by gain=, ratio=, norm= or rms=; without one "
+        "of them it is held.",
+    )
+
+
+def replace_decay(adam: torch.optim.AdamW) -> None:
+    """Set the decay of every group to zero. A decay that was given is warned of.
+
+    One of 0.01 in all groups may be torch's default.
+    """
     groups = adam.param_groups
-    decay = max(group["weight_decay"] for group in groups)
-    if decay and (decay != 1e-2 or True in marks):
-        warn_once(
-            "decay",
-            f"AdamWN does not decay: weight_decay={decay:g} only marks which weights are "
-            "controlled, and its value is not used. The norm is set by gain=, ratio=, norm= or "
-            "rms=; without one of them it is held.",
-        )
+    decays = [group["weight_decay"] for group in groups]
+    if any(decays) and any(decay != 1e-2 for decay in decays):
+        warn_of_decay(max(decays))
     for group in groups:
         group["weight_decay"] = 0.0
         unspecified = group["foreach"] is None and group["fused"] is None

@@ -95,7 +95,8 @@ class NormControl(Wrapper):
             that carries out the steps.
 
     A parameter group may give these settings itself, by the same names. They are stored in
-    ``group["control"]``, where you can change them.
+    ``group["control"]``, where you can change them. A number in a tensor is read once: to change it
+    in place later, give a function that returns the tensor, ``rate=lambda step: tensor``.
 
     >>> model = torch.nn.Linear(4, 4)
     >>> opt = NormControl(torch.optim.SGD(model.parameters(), lr=0.1), ratio=1.5, rate=1.0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcontrol.numbers import is_jax, takes_a_number
+from normcontrol.numbers import is_jax, plain, takes_a_number
 from normcontrol.schedule import Schedule, Value
 
 
@@ -61,7 +61,10 @@ class custom(Schedule):
 
 
 def as_schedule(given: Value, name: str = "value") -> float | Schedule:
-    """Return a schedule or a number as it is, and wrap any other function in :class:`custom`."""
+    """Return a schedule as it is, a number as a float, and any other function as :class:`custom`.
+
+    A number in a tensor or an array is read here, once.
+    """
     if isinstance(given, Schedule):
         return given
     if is_jax(given):
@@ -72,9 +75,10 @@ def as_schedule(given: Value, name: str = "value") -> float | Schedule:
         )
     if callable(given) and not isinstance(given, Tensor):
         return custom(given)
-    if not isinstance(given, bool):
-        with suppress(TypeError, ValueError):
-            return float(given)
+    number = plain(given)
+    if not isinstance(number, bool | complex):
+        with suppress(TypeError, ValueError, RuntimeError):  # torch warns of a lost gradient
+            return float(given if isinstance(given, Tensor) else number)
     raise TypeError(
         f"{name}={given!r} is no number: give a number, a schedule such as linear(1.0, 2.0, "
         "steps=2500), or a function of the step."

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.optim import Optimizer
 
 from normcontrol.control import NormControl, control_
@@ -46,11 +47,12 @@ def set_norm_(
 
     Args:
         params: a model, its parameters (named or not), one of them, or parameter groups. In a
-            model, weights that are stored transposed are recognised by their modules. Groups are
-            not changed. A group that has a target of its own gets that one, except for the groups
-            of an optimizer under norm control, which get the target given here.
+            model, weights that are stored transposed are recognised by their modules, and weights
+            that are computed from others, as by ``torch.nn.utils.parametrizations``, are refused.
+            Groups are not changed. A group that has a target of its own gets that one, except for
+            the groups of an optimizer under norm control, which get the target given here.
         gain, norm, rms, ratio: the target, see :class:`NormControl`. A ratio refers to the current
-            norm.
+            norm. A schedule stands for its value at step 0, before training.
         scope: which weights share a norm, and so a factor.
         controlled: which tensors.
         outputs: for a gain, the axes that count outputs, if not the first one.
@@ -63,7 +65,9 @@ def set_norm_(
     """
     if gain is norm is rms is ratio is None:
         raise ValueError("set_norm_ needs a target: give one of gain=, norm=, rms= and ratio=.")
+    computed: dict[int, str] = {}
     if isinstance(params, nn.Module):
+        computed = computed_weights(params)
         params = split_by_outputs([{"params": list(params.named_parameters())}], params)
     if isinstance(params, (str, Mapping)) or not isinstance(params, Iterable):
         raise TypeError(
@@ -87,7 +91,7 @@ def set_norm_(
                 controlled=controlled,
                 outputs=outputs,
             )
-        refuse(still)
+        refuse(still, computed)
     except ShardError as error:
         raise ValueError(f"{error.fact} {WHOLE}") from None
     for s in still.sets:
@@ -142,14 +146,44 @@ class OnTarget:
         return torch.where((scale - 1).abs() <= self.tolerance, 1.0, scale)
 
 
-def refuse(still: NormControl) -> None:
-    """Refuse tensors whose norm cannot be set."""
+def computed_weights(model: nn.Module) -> dict[int, str]:
+    """Return the weights that a model computes, by the ids of the parameters that they depend on.
+
+    They are those of ``torch.nn.utils.parametrize``, and of the hooks that weight normalisation,
+    spectral normalisation and pruning had before and still have.
+    """
+    found: dict[int, str] = {}
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        sources: dict[str, list[nn.Parameter]] = {
+            name: [own[key] for key in keys]
+            for name in vars(module)
+            for keys in ([f"{name}_orig"], [f"{name}_g", f"{name}_v"])
+            if isinstance(getattr(module, name), Tensor) and own.keys() >= {*keys}
+        }
+        if is_parametrized(module):
+            lists: Any = module.parametrizations
+            sources |= {name: list(parts.parameters()) for name, parts in lists.items()}
+        for name, tensors in sources.items():
+            found |= dict.fromkeys(map(id, tensors), f"{path}.{name}".removeprefix("."))
+    return found
+
+
+def refuse(still: NormControl, computed: Mapping[int, str]) -> None:
+    """Refuse tensors whose norm cannot be set. ``computed`` is of :func:`computed_weights`."""
     for group, (names, tensors) in zip(
         still.param_groups, members_of(still.param_groups), strict=True
     ):
         sizes = parse_scope(state_of(group)["scope"]).sizes(tensors)
         norms = state_of(group).reference.split(sizes)
         for name, p, parts in zip(names, tensors, norms, strict=True):
+            if id(p) in computed:
+                raise ValueError(
+                    f"The model computes {computed[id(p)]} from {name}, as by a parametrization, "
+                    "so that the norm of the one is not that of the other. Call set_norm_ before "
+                    "the parametrization is added, or leave the tensor out with controlled=. To "
+                    "set the norm of what is stored, give param_groups(model, {}), not the model."
+                )
             if not p.requires_grad:
                 raise ValueError(
                     f"{name} is frozen (requires_grad=False), so its norm would not be set. "

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from small import MATRICES, SmallModel, total_norm, train
+from small import MATRICES, SmallModel, matrices, total_norm, train
 from torch import nn
 from torch.nn import Parameter
 
@@ -109,6 +109,22 @@ def test_the_default_decay_of_adamw_gives_no_warning(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AdamWN(SmallModel().parameters())
+
+
+@pytest.mark.parametrize("decays", [(0.01, 0.0), (0.01, 0.001), (0.02, 0.02)])
+def test_any_other_decay_gives_a_warning(decays, monkeypatch):
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())
+    params = SmallModel().parameters()
+    with pytest.warns(UserWarning, match=f"AdamWN does not decay: weight_decay={max(decays)}"):
+        AdamWN([{"params": p, "weight_decay": d} for p, d in zip(params, decays, strict=False)])
+
+
+def test_the_decay_of_a_group_that_is_added_gives_a_warning(monkeypatch):
+    monkeypatch.setattr("normcontrol.warn.GIVEN", set())
+    up, *others = SmallModel().parameters()
+    opt = AdamWN([up])
+    with pytest.warns(UserWarning, match=r"AdamWN does not decay: weight_decay=0\.3 only marks"):
+        opt.add_param_group({"params": others, "weight_decay": 0.3})
 
 
 NAMES = [name for name, _ in SmallModel().named_parameters()]
@@ -335,6 +351,17 @@ def test_a_tensor_without_gradient_still_counts_and_is_scaled():
     opt.step()
     assert opt.norms()["global"].norm.item() == pytest.approx(10.0)
     assert (a.item(), b.item()) == pytest.approx((6.0, 8.0))
+
+
+@pytest.mark.parametrize("flags", [{}, {"foreach": True}, {"fused": True}, {"order": "before"}])
+def test_a_step_without_any_gradient_is_counted_and_controlled(flags):
+    model = SmallModel()
+    opt = AdamWN(model.parameters(), norm=linear(0.0, 4.0, steps=4), rate=1.0, **flags)
+    for step in (1, 2):
+        opt.step()
+        assert total_norm(matrices(model)) == pytest.approx(step)
+    assert opt.param_groups[0]["control"]["step"] == 2
+    assert not opt.state
 
 
 def test_embeddings_are_controlled_unless_a_pattern_excludes_them():

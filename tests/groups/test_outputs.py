@@ -146,7 +146,7 @@ def test_modules_have_the_outputs_of_their_base(module, outputs):
     ],
 )
 def test_a_weight_that_is_computed_has_its_outputs_in_what_it_is_computed_from(module, expected):
-    set_norm_(module, gain=1.0, scope="tensor")
+    set_norm_(param_groups(module, {}), gain=1.0, scope="tensor")
     stored = [p for p in module.parameters() if p.dim() > 1]
     assert [p.norm().item() ** 2 for p in stored] == pytest.approx(expected)
 

@@ -3,8 +3,11 @@ do instead. Corner cases that are valid work."""
 
 import copy
 import math
+import re
 import warnings
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small import SmallModel, loss_at, train
@@ -399,3 +402,73 @@ def test_a_group_that_is_refused_leaves_the_optimizer_as_it_was():
     assert len(opt.param_groups) == 1
     loss_at(model, 0).backward()
     opt.step()
+
+
+ONE_NUMBER = [
+    torch.tensor(1),
+    torch.tensor([1.0]),
+    torch.tensor(1.0, dtype=torch.bfloat16),
+    np.int64(1),
+    np.float32(1),
+    np.array(1.0),
+    np.array([1]),
+]
+TAKE_NUMBERS = ["ratio", "norm", "rms", "gain", "hold", "rate", "relative_step", "max_grad_norm"]
+
+
+def with_number(name: str, value: Any) -> Any:
+    """The setting, or the limit of clipping, as it is stored."""
+    params = [Parameter(torch.ones(2, 2))]
+    if name == "max_grad_norm":
+        return AdamWN(params, max_grad_norm=value).max_grad_norm
+    opt = NormControl(torch.optim.SGD(params, lr=0.1), **{name: value})
+    return opt.param_groups[0]["control"][name]
+
+
+@pytest.mark.parametrize("given", ONE_NUMBER, ids=repr)
+@pytest.mark.parametrize("name", TAKE_NUMBERS)
+def test_a_number_of_torch_or_numpy_is_read_as_a_float(name, given):
+    found = with_number(name, given)
+    assert (type(found), found) == (float, 1.0)
+
+
+@pytest.mark.parametrize("given", ONE_NUMBER, ids=repr)
+def test_such_a_number_may_be_edited_in(given):
+    opt = AdamWN([Parameter(torch.ones(2, 2))], lr=0.0, rate=0.1)
+    opt.param_groups[0]["control"]["rate"] = given
+    opt.step()
+    assert type(opt.param_groups[0]["control"]["rate"]) is float
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        torch.tensor(True),
+        np.bool_(True),
+        torch.tensor(1 + 0j),
+        torch.ones(2),
+        np.ones(2),
+        torch.ones((), device="meta"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("name", TAKE_NUMBERS)
+def test_what_is_no_single_number_is_refused(name, given):
+    with pytest.raises((TypeError, ValueError), match=re.escape(f"{name}={given!r}") + ".*[Gg]ive"):
+        with_number(name, given)
+
+
+def test_a_tensor_that_changes_in_place_is_followed_if_a_function_returns_it():
+    weight, rate = Parameter(torch.ones(2, 2)), torch.tensor(0.0)
+    opt = AdamWN([weight], lr=0.0, norm=4.0, rate=lambda step: rate)
+    for value, norm in ((0.5, 3.0), (1.0, 4.0)):
+        rate.fill_(value)
+        opt.step()
+        assert weight.norm().item() == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("given", [np.int64(2), torch.tensor(2)], ids=repr)
+def test_a_start_may_be_a_whole_number_of_torch_or_numpy(given):
+    opt = AdamWN([Parameter(torch.ones(2, 2))], ratio=1.0, start=given)
+    start = opt.param_groups[0]["control"]["start"]
+    assert (type(start), start) == (int, 2)

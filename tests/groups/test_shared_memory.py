@@ -63,6 +63,32 @@ def test_views_that_overlap_are_refused_by_name(other, shape, controlled):
         NormControl(torch.optim.SGD(groups, lr=0.1))
 
 
+def edit(opt: AdamWN) -> None:
+    opt.param_groups[0]["control"]["rate"] = 0.5
+    opt.step()
+
+
+EVENTS = {
+    "edit": edit,
+    "load": lambda opt: opt.load_state_dict(opt.state_dict()),
+    "add": lambda opt: opt.add_param_group({"params": [Parameter(torch.ones(3, 3))]}),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["untied", "tied"])
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_weights_that_are_tied_or_untied_after_the_first_step_are_refused_at_an_event(tied, event):
+    """The error was one of torch, about the sizes of a split. A step alone does not notice it."""
+    p, q = Parameter(torch.randn(4, 4)), Parameter(torch.randn(4, 4))
+    opt = AdamWN([p, q], lr=0.0, norm=2.0, rate=1.0)
+    q.data = p.data if tied else q.data  # before the first step it is noticed
+    opt.step()
+    assert opt.norms()["global"].norm.item() == pytest.approx(total_norm([p] if tied else [p, q]))
+    q.data = q.data.clone() if tied else p.data
+    with pytest.raises(ValueError, match=r"norms to control now: .* Tie weights before the first"):
+        event(opt)
+
+
 def test_a_group_that_overlaps_another_is_refused_when_it_is_added():
     opt = AdamWN([("whole", Parameter(MEMORY))])
     with pytest.raises(ValueError, match=r"whole .* and row .* are different views"):

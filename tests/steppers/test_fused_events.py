@@ -145,6 +145,33 @@ def test_a_state_that_is_changed_between_steps_is_used(change):
 
 
 @here
+def test_moments_on_another_device_are_refused_by_torch():
+    """The kernels read them by their addresses, as if they were on the device of the weights."""
+    params = tensors([3, 70])
+    opt = kernels(params)
+    run(opt, params, range(1, 3))
+    state = opt.state[params[0]]
+    state["exp_avg"] = state["exp_avg"].to("meta")
+    with pytest.raises(RuntimeError), pytest.warns(UserWarning, match="are on different devices"):
+        run(opt, params, range(3, 4))
+
+
+@here
+def test_weights_that_were_moved_are_stepped_by_torch_if_the_kernels_cannot(monkeypatch):
+    ours, theirs = tensors([3, 70]), tensors([3, 70])
+    opts = kernels(ours), AdamWN(everything(theirs), LR, BETAS, fused=False)
+    for params, opt in zip((ours, theirs), opts, strict=True):
+        run(opt, params, range(1, 3))
+    monkeypatch.setattr("normcontrol.steppers.fused.why_not", lambda params: "a parameter is on X")
+    ours[0].data = ours[0].data.clone()
+    with pytest.warns(UserWarning, match="continues with torch's .* since a parameter is on X"):
+        run(opts[0], ours, range(3, 5))
+    run(opts[1], theirs, range(3, 5))
+    assert opts[0].implementation.endswith("since a parameter is on X")
+    assert worst(ours, theirs) < 1e-6
+
+
+@here
 @pytest.mark.parametrize("adam", [True, False], ids=["Adam", "around Adam"])
 @pytest.mark.parametrize("order", ["after", "before"])
 @pytest.mark.parametrize("scope", ["tensor", "row"])

@@ -113,6 +113,7 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
     refuse_flat_shards(groups, members)
     for group, found in zip(groups, members, strict=True):
         check_members(group, found)
+        check_ties(group, found, sharing)
         check_references(group, state_of(group).reference, *found)
     if sharing.norm_group is not None:
         check_whole_tensors(groups, members)
@@ -139,6 +140,20 @@ def weight_sets(groups: list[Group], sharing: Sharing) -> list[WeightSet]:
             "controlled=True in their group."
         )
     return [s for s in sets if s.params or s.is_joint_over_ranks]
+
+
+def check_ties(group: Group, members: Members, sharing: Sharing) -> None:
+    """Refuse weights that were tied or untied through ``.data``, which no step notices."""
+    scope, reference = parse_scope(state_of(group)["scope"]), state_of(group).reference
+    needed = sum(scope.sizes(members.params))
+    one_number = sharing.norm_group is not None and scope.joint
+    if needed not in (0, len(reference)) and not one_number:
+        raise ValueError(
+            f"A group has {len(reference)} reference norms, but {needed} norms to control now: "
+            "since they were measured, tensors were given the memory of others or memory of their "
+            "own, as p.data = q.data does. Tie weights before the first step, or construct the "
+            "optimizer again."
+        )
 
 
 def refuse_zeros(s: WeightSet) -> None:

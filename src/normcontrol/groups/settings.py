@@ -21,6 +21,7 @@ from normcontrol.groups.outputs import as_axes
 from normcontrol.law import as_law, law_of
 from normcontrol.mechanisms.size import SPECTRAL, Statistic, as_size
 from normcontrol.mechanisms.start import EVERY_STEP, check_start
+from normcontrol.numbers import plain
 from normcontrol.schedule_text import given_schedule
 from normcontrol.scope import parse_scope
 from normcontrol.target import RELATIVE, TARGETS
@@ -100,6 +101,8 @@ def normalise(given: Settings) -> dict[str, Any]:
             value = as_axes(value)
         elif name == "size":
             value = as_size(value)
+        elif name == "start":
+            value = plain(value)
         elif name == "law":
             value = as_law(value)
         settings[name] = value

@@ -32,6 +32,7 @@ from normcontrol.groups.settings import (
 )
 from normcontrol.law import OwnLaw
 from normcontrol.mechanisms.size import Statistic, as_size
+from normcontrol.numbers import plain
 from normcontrol.schedule import SCHEDULES
 from normcontrol.schedule_text import checked_text, from_text
 from normcontrol.scope import check_axes, parse_scope
@@ -58,7 +59,7 @@ class ControlState(dict[str, Any]):
                 f"{name!r} is no setting of norm control: the settings are "
                 f"{', '.join(setting_names())}."
             )
-        if name in setting_names() and getattr(value, "ndim", 0) > 0:
+        if name in setting_names() and getattr(plain(value), "ndim", 0) > 0:
             raise ValueError(
                 f"{name}={value!r} is {len(value)} numbers, but a group has one. Give a group to "
                 "each set of tensors that needs another number."

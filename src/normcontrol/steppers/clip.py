@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from normcontrol.numbers import is_number, plain
+
 
 @dataclass
 class Clip:
@@ -22,13 +24,14 @@ class Clip:
         self.set_limit(self.max_norm)
 
     def set_limit(self, given: Any) -> None:
-        """Take this as the largest norm; None for no clipping."""
-        if given is not None and not (hasattr(given, "__float__") and is_positive(given)):
+        """Take this number as the largest norm; None for no clipping."""
+        number = plain(given)
+        if given is not None and not (is_number(number) and number > 0):
             raise ValueError(
                 f"max_grad_norm={given!r}: gradients cannot be clipped to that norm. Give a "
                 "positive one, or None."
             )
-        self.max_norm = given
+        self.max_norm = None if given is None else float(number)
         if given is None:
             self.norm = None
 
@@ -42,11 +45,3 @@ class Clip:
         assert self.max_norm is not None
         self.norm = norm if grad_scale is None else norm / grad_scale
         return (self.max_norm / (self.norm + 1e-6)).clamp(max=1.0)
-
-
-def is_positive(given: Any) -> bool:
-    """Return whether this is one number above zero."""
-    try:
-        return float(given) > 0
-    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several numbers
-        return False

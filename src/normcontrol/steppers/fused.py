@@ -29,7 +29,7 @@ from normcontrol.steppers import kernels, pass_kernels
 from normcontrol.steppers.folded import in_float32
 from normcontrol.steppers.passes import DTYPES, Choice, NormPass, Parts, Passes, is_dense
 from normcontrol.steppers.stepper import TOLERANCE, Closure, PlainStepper, Scaler
-from normcontrol.steppers.tables import Bucket, Launch
+from normcontrol.steppers.tables import Bucket, Launch, why_not
 from normcontrol.warn import warn
 from normcontrol.weights.memory import overlaps
 
@@ -139,6 +139,9 @@ class Plan:
     """
 
     def __init__(self, adam: Any, sets: Sequence[WeightSet]) -> None:
+        moved = why_not([p for group in adam.param_groups for p in group["params"]])
+        if moved is not None:
+            raise Unfit(moved)
         used = next((name for s in sets for name in s.mechanisms & USE_UPDATES), None)
         if used is not None:
             raise Unfit(f"{used}= needs the weights before the step")
@@ -200,6 +203,8 @@ class Plan:
         for i, (param, grad, moment) in enumerate(zip(params, grads, exp_avgs, strict=True)):
             mine = [t[i] for t in (params, grads, exp_avgs, exp_avg_sqs, maxima) if t]
             tensors = local_tensors(mine)
+            if any(t.device != tensors[0].device for t in tensors):
+                raise Unfit("a parameter and its moments are on different devices")
             if grad.dtype not in DTYPES or moment.dtype not in DTYPES:
                 raise Unfit(f"a gradient is {grad.dtype} or its moments are {moment.dtype}")
             if not is_dense(tensors[0]) or any(t.stride() != tensors[0].stride() for t in tensors):
