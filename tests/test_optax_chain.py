@@ -72,6 +72,17 @@ class TestInAChain:
             assert jnp.array_equal(norms(mapped)[0].norm, norms(state)[0].norm)
             assert jnp.array_equal(mapped[0].mu["up.bias"], state[0].mu["up.bias"] + 1)
 
+    def test_a_schedule_is_called_with_an_array_also_when_it_is_checked(self):
+        """Optax calls its schedules with arrays, so a schedule may use their methods."""
+        params = {"kernel": jnp.ones((2, 2))}
+        tx = control_norm(ratio=lambda count: 2 - 1 / (count.astype(jnp.float32) + 1), rate=1.0)
+        state = tx.init(params)
+        assert float(norms(state)[0].target) == 2
+        for _ in range(2):
+            updates, state = jax.jit(tx.update)({"kernel": jnp.zeros((2, 2))}, state, params)
+            params = optax.apply_updates(params, updates)
+        assert float(norms(state)[0].norm) == pytest.approx(3)
+
     def test_a_second_step_does_not_compile_again(self):
         params = params_of()
         tx = adamwn(learning_rate(LR, STEPS), ratio=ramp)

@@ -137,10 +137,9 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
     outputs = _outputs(settings, selected)
     # Adding 0 makes another array: a buffer that occurs twice in a state cannot be donated.
     unit = reference(settings.kind, norm0, scope, selected.arrays, outputs) + 0
-    target = value_at(settings.level, 0) * unit
-    return NormControlState(
-        jnp.zeros([], jnp.int32), norm0, unit, norm0 + 0, target, jnp.ones_like(norm0)
-    )
+    count = jnp.zeros([], jnp.int32)
+    target = value_at(settings.level, count) * unit
+    return NormControlState(count, norm0, unit, norm0 + 0, target, jnp.ones_like(norm0))
 
 
 def _outputs(settings: Settings, selected: Selection) -> list[float]:
