@@ -138,7 +138,7 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
     # Adding 0 makes another array: a buffer that occurs twice in a state cannot be donated.
     unit = reference(settings.kind, norm0, scope, selected.arrays, outputs) + 0
     count = jnp.zeros([], jnp.int32)
-    target = value_at(settings.level, count) * unit
+    target = (value_at(settings.level, count) * unit).astype(norm0.dtype)
     return NormControlState(count, norm0, unit, norm0 + 0, target, jnp.ones_like(norm0))
 
 
@@ -174,6 +174,8 @@ def _controlled(
     target = value_at(level, count) * state.unit  #           r_t ||theta_0||
     scale = law(norm, target, value_at(rate, count))  #       1 - k_t (1 - target / norm)
     scale = _one_where_undefined(scale, norm, state.norm0 if kind in RELATIVE else norm)
+    # A number in float64 must not change the dtypes of the state, which lax.scan compares.
+    target, scale = target.astype(norm.dtype), scale.astype(norm.dtype)
     factors = spread(scale, scope, weights)  #                theta_t <- scale * theta_t
     thetas = [factor * theta for factor, theta in zip(factors, thetas, strict=True)]
 
