@@ -12,6 +12,7 @@ from small_jax import weights_of
 
 from normcontrol import AdamWN, NormControl, set_norm_
 from normcontrol.optax import adamwn, control_norm, norms
+from normcontrol.optax.outputs import outputs_of
 
 
 def reached(params, **settings) -> float:
@@ -136,6 +137,25 @@ def test_told_nothing_an_array_that_starts_at_zero_does_not_raise_the_norm_of_th
             {"first": first.T.numpy(), "second": params["second"] + 1}, state, params
         )
         params = optax.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("['embedding']['embedding']", 4),
+        ("['embed']['embedding'].value", 4),  # flax boxes its arrays
+        (".embed.embedding", 4),
+        ("['tokens/embedding']", 4),
+        ("['embed']['embeddings']", 4),  # haiku's name
+        ("['embedding']['kernel']", 9),
+        (".embedding.kernel", 9),
+        ("[0].embedding_projection.kernel", 9),
+        ("['embedding/kernel']", 9),
+    ],
+)
+def test_an_embedding_is_recognised_by_the_name_of_its_array_alone(name, expected):
+    """A kernel in a module with the name embedding has its outputs in the last axis."""
+    assert outputs_of(name, jnp.ones((4, 9))) == expected
 
 
 def test_told_nothing_arrays_of_unknown_outputs_keep_their_norm():
