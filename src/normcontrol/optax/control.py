@@ -7,7 +7,6 @@ it in the chain.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -142,10 +141,10 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
     return NormControlState(count, norm0, unit, norm0 + 0, target, jnp.ones_like(norm0))
 
 
-def _outputs(settings: Settings, selected: Selection) -> list[float]:
+def _outputs(settings: Settings, selected: Selection) -> list[int]:
     """Return the number of outputs of every array, if the target refers to them.
 
-    Where nothing but the default asks for a number that cannot be known, it is NaN.
+    Where nothing but the default asks for a number that cannot be known, it is 0.
     """
     if settings.kind not in ("gain", "hold"):
         return []
@@ -153,7 +152,7 @@ def _outputs(settings: Settings, selected: Selection) -> list[float]:
     return [
         outputs_of(name, array, told)
         if settings.kind == "gain" or is_known(name, array, told)
-        else math.nan
+        else 0  # not NaN, which jax_debug_nans would refuse
         for name, array in zip(selected.names, selected.arrays, strict=True)
     ]
 
