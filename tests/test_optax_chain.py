@@ -107,6 +107,15 @@ class TestInAChain:
         tx = adamwn(LR)
         tx.update(params, tx.init(params), params, value=1.0)
 
+    def test_the_readings_of_flax_nnx_are_arrays(self):
+        """Its optimizer stores the state in variables, which cannot be formatted as numbers."""
+        nnx = pytest.importorskip("flax.nnx")
+        model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, adamwn(LR, ratio=2.0), wrt=nnx.Param)
+        (seen,) = norms(optimizer.opt_state)
+        assert {type(value) for value in seen} == {type(jnp.ones(()))}
+        assert f"{seen.norm:.3f}" == f"{norm_of(model.kernel[...]):.3f}"
+
     def test_dtypes_are_kept(self):
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
             params = {"kernel": jnp.ones((2, 2), dtype), "bias": jnp.ones(2, dtype)}
