@@ -46,6 +46,16 @@ def adamwn(
             which keeps the norm of the loaded weights, as is usual in fine-tuning. To train from
             scratch, ``gain=0.8`` or the paper's ``ratio=linear(1, 2, steps=...)``.
     """
+    for name, given, kind in (
+        ("args", args, TrainingArguments),
+        ("model", model, (nn.Module, type(None))),
+    ):
+        if not isinstance(given, kind):
+            what = given.__name__ if isinstance(given, type) else f"a {type(given).__name__}"
+            raise TypeError(
+                f"adamwn got {what} as {name}: give the TrainingArguments and the model that "
+                "Trainer gets, adamwn(args, model), and settings by name."
+            )
     if not args.weight_decay:
         warn_once(
             "Trainer without decay",
@@ -53,7 +63,7 @@ def adamwn(
             "tensors with two or more dimensions. With any other value it controls exactly the "
             "tensors that Trainer would decay; the value itself is not used.",
         )
-    if not any(name in settings for name in TARGETS):
+    if all(settings.get(name) is None for name in TARGETS):
         settings["ratio"] = 1.0
     counting = [name for name in ("gain", "hold") if settings.get(name) is not None]
     if counting and model is None and settings.get("outputs") is None:
