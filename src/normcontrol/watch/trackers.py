@@ -127,14 +127,14 @@ class WandB:
 
 def controller(optimizer: Any) -> NormControl:
     """The :class:`NormControl` inside the wrappers of Accelerate, Lightning or Fabric."""
-    inner, found = optimizer, None
+    innermost, inner, found = optimizer, optimizer, None
     # Wrappers of Lightning are instances of the class that they wrap, so the innermost one counts.
     while inner is not None:
         found = inner if isinstance(inner, NormControl) else found
-        inner = getattr(inner, "optimizer", None)
+        innermost, inner = inner, getattr(inner, "optimizer", None)
     if found is None:
         raise TypeError(
-            f"{type(optimizer).__name__} controls no norms, so there are none to log and no "
+            f"{type(innermost).__name__} controls no norms, so there are none to log and no "
             "targets. Give an AdamWN or a NormControl. To record the norms of another optimizer, "
             "use NormTrace."
         )
