@@ -97,6 +97,16 @@ def test_jsonl_appends_a_line_for_each_call(tmp_path, opt):
     assert lines == [{"step": step, "loss": 0.5, "device": "cpu", **values(opt)} for step in (1, 2)]
 
 
+@pytest.mark.parametrize("step", [torch.tensor(3), np.int64(3)], ids=["torch", "numpy"])
+def test_a_step_may_be_an_array_of_one_number(step, tmp_path):
+    trackers = JSONL(tmp_path / "metrics.jsonl"), TensorBoard(tmp_path / "events")
+    for tracker in trackers:
+        tracker.log(step, {"loss": 0.5})
+        tracker.close()
+    assert json.loads(trackers[0].path.read_text()) == {"step": 3, "loss": 0.5}
+    assert scalars(tmp_path / "events")["loss"] == [(3, 0.5)]
+
+
 def test_tensorboard_draws_the_norm_with_its_target(tmp_path, opt):
     tracker = TensorBoard(tmp_path)
     tracker.log(1, {"loss": 0.5, "device": "cpu"})
