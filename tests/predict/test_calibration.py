@@ -231,7 +231,11 @@ def test_constants_that_cannot_be_used_are_refused(call, sentence):
         call()
 
 
-@pytest.mark.parametrize("given", ["adamw.json", torch.optim.AdamW(SmallModel().parameters())])
+@pytest.mark.parametrize(
+    "given",
+    ["adamw.json", torch.optim.AdamW(SmallModel().parameters()), {"up": {"norms": [1.0, 2.0]}}],
+    ids=["path", "optimizer", "parsed"],
+)
 def test_what_is_no_trace_is_refused(given):
     sentence = rf"calibrate got a {type(given).__name__}, .*Give one, or NormTrace.load\(path\)"
     with pytest.raises(TypeError, match=sentence):

@@ -99,7 +99,10 @@ def calibrate(
     1
     """
     classes = recorded.classes if isinstance(recorded, NormTrace) else recorded
-    if not isinstance(classes, Mapping):
+    is_trace = isinstance(classes, Mapping) and all(
+        isinstance(c, ClassTrace) for c in classes.values()
+    )
+    if not is_trace:
         raise TypeError(
             f"calibrate got a {type(recorded).__name__}, and not the trace of a run. Give one, or "
             "NormTrace.load(path) for a saved one."
