@@ -52,7 +52,7 @@ def main() -> None:
         x = jax.random.normal(jax.random.fold_in(jax.random.key(1), step), (128, 8))
         loss = train_step(model, optimizer, x)
         if step % (steps // 6) == 0:
-            (reading,) = norms(nnx.as_pure(optimizer.opt_state))
+            (reading,) = norms(optimizer.opt_state)
             print(
                 f"{step:4d}  {loss:6.4f}  {reading.ratio:5.3f}  "
                 f"{reading.ratio * reading.target / reading.norm:5.3f}"

@@ -149,6 +149,27 @@ class TestLaw:
         )
         assert_alike(decayed, controlled, within=2e-6)
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("name", ["ratio", "rate"])
+    def test_numbers_in_float64_do_not_change_dtypes(self, name, dtype):
+        """They would change those of the state, and the first of a loop would not be the last."""
+        with double_precision():
+            params = {"kernel": jnp.ones((3, 3), dtype), "wide": jnp.ones((3, 3), "float32")}
+            tx = control_norm(**{"ratio": 2.0, "rate": 1.0, name: np.float64(1.0)})
+            state = tx.init(params)
+            still = jax.tree.map(jnp.zeros_like, params)
+            for _ in range(2):
+                updates, after = tx.update(still, state, params)
+                assert [x.dtype for x in after] == [x.dtype for x in state]
+                assert [u.dtype for u in updates.values()] == [dtype, "float32"]
+
+    def test_a_norm_shared_by_weights_in_bf16_and_float64(self):
+        with double_precision():
+            params = {"low": jnp.ones((3, 3), "bfloat16"), "high": jnp.ones((3, 3), "float64")}
+            tx = control_norm(ratio=2.0, rate=1.0)
+            updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+            assert all(jnp.array_equal(u, jnp.ones((3, 3))) for u in updates.values())
+
     def test_a_nan_does_not_spread(self):
         params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
         tx = control_norm(ratio=2.0, rate=1.0)

@@ -72,6 +72,17 @@ class TestInAChain:
             assert jnp.array_equal(norms(mapped)[0].norm, norms(state)[0].norm)
             assert jnp.array_equal(mapped[0].mu["up.bias"], state[0].mu["up.bias"] + 1)
 
+    def test_a_schedule_is_called_with_an_array_also_when_it_is_checked(self):
+        """Optax calls its schedules with arrays, so a schedule may use their methods."""
+        params = {"kernel": jnp.ones((2, 2))}
+        tx = control_norm(ratio=lambda count: 2 - 1 / (count.astype(jnp.float32) + 1), rate=1.0)
+        state = tx.init(params)
+        assert float(norms(state)[0].target) == 2
+        for _ in range(2):
+            updates, state = jax.jit(tx.update)({"kernel": jnp.zeros((2, 2))}, state, params)
+            params = optax.apply_updates(params, updates)
+        assert float(norms(state)[0].norm) == pytest.approx(3)
+
     def test_a_second_step_does_not_compile_again(self):
         params = params_of()
         tx = adamwn(learning_rate(LR, STEPS), ratio=ramp)
@@ -95,6 +106,15 @@ class TestInAChain:
         params = {"kernel": jnp.ones((2, 2))}
         tx = adamwn(LR)
         tx.update(params, tx.init(params), params, value=1.0)
+
+    def test_the_readings_of_flax_nnx_are_arrays(self):
+        """Its optimizer stores the state in variables, which cannot be formatted as numbers."""
+        nnx = pytest.importorskip("flax.nnx")
+        model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, adamwn(LR, ratio=2.0), wrt=nnx.Param)
+        (seen,) = norms(optimizer.opt_state)
+        assert {type(value) for value in seen} == {type(jnp.ones(()))}
+        assert f"{seen.norm:.3f}" == f"{norm_of(model.kernel[...]):.3f}"
 
     def test_dtypes_are_kept(self):
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):

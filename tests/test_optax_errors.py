@@ -142,7 +142,9 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"names an axis twice for params\['kernel'\]"):
             control_norm(scope=scope).init({"kernel": jnp.ones((2, 2))})
 
-    @pytest.mark.parametrize("given", ["x", "0.5", lambda count: None, [1.0, 2.0]])
+    @pytest.mark.parametrize(
+        "given", ["x", "0.5", True, lambda count: None, [1.0, 2.0], jnp.ones(1)]
+    )
     def test_a_value_that_is_no_number(self, given):
         for name in ("ratio", "rate"):
             with pytest.raises(TypeError, match=f"{name}=.* is no number.*: give one, or an optax"):

@@ -12,6 +12,7 @@ from small_jax import weights_of
 
 from normcontrol import AdamWN, NormControl, set_norm_
 from normcontrol.optax import adamwn, control_norm, norms
+from normcontrol.optax.outputs import outputs_of
 
 
 def reached(params, **settings) -> float:
@@ -138,7 +139,31 @@ def test_told_nothing_an_array_that_starts_at_zero_does_not_raise_the_norm_of_th
         params = optax.apply_updates(params, updates)
 
 
-def test_told_nothing_arrays_of_unknown_outputs_keep_their_norm():
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("['embedding']['embedding']", 4),
+        ("['embed']['embedding'].value", 4),  # flax boxes its arrays
+        (".embed.embedding", 4),
+        ("['tokens/embedding']", 4),
+        ("['embed']['embeddings']", 4),  # haiku's name
+        ("['embedding']['kernel']", 9),
+        (".embedding.kernel", 9),
+        ("[0].embedding_projection.kernel", 9),
+        ("['embedding/kernel']", 9),
+    ],
+)
+def test_an_embedding_is_recognised_by_the_name_of_its_array_alone(name, expected):
+    """A kernel in a module with the name embedding has its outputs in the last axis."""
+    assert outputs_of(name, jnp.ones((4, 9))) == expected
+
+
+@pytest.mark.parametrize("scope", ["global", "tensor", "row"])
+def test_told_nothing_arrays_of_unknown_outputs_keep_their_norm(scope):
+    """JAX's search for NaN finds none."""
     params = {"kernel": jnp.full((2, 3, 4), 0.01)}
-    before = float(jnp.linalg.norm(params["kernel"]))
-    assert reached(params, mask=True) == pytest.approx(before)
+    before = norms(control_norm(ratio=1.0, scope=scope).init(params))[0].norm
+    with jax.debug_nans(True):
+        reading = norms(control_norm(scope=scope).init(params))[0]
+    assert jnp.allclose(reading.target, before)
+    assert reached(params, mask=True) == pytest.approx(float(jnp.linalg.norm(before)))

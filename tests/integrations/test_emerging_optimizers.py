@@ -161,3 +161,10 @@ def test_tensors_and_states_that_do_not_fit_are_refused():
         hook.pre_weight_update_inplace(copy.deepcopy(params[0]), torch.zeros(4, 3))
     with pytest.raises(ValueError, match="The state is of 1 tensors, but 2 are controlled"):
         hook.load_state_dict({"controls": hook.state_dict()["controls"][:1]})
+    for state in ({"model": {}, "hook": hook.state_dict()}, [hook.state_dict()]):
+        with pytest.raises(
+            ValueError, match=r"that state_dict of a hook did not return. Give what"
+        ):
+            hook.load_state_dict(state)
+    with pytest.raises(TypeError, match=r"NormControlHook got a Linear, .* Give the parameters of"):
+        NormControlHook(torch.nn.Linear(2, 2))

@@ -102,6 +102,22 @@ def test_any_target_replaces_the_default(tmp_path):
     opt = trainer(tmp_path, settings={"rms": 0.05}).create_optimizer()
     assert opt.param_groups[0]["control"]["rms"] == 0.05
     assert opt.param_groups[0].get("ratio") is None
+    for name in ("ratio", "gain"):  # a target of None, as of an option that was not given, is none
+        opt = trainer(tmp_path, settings={name: None}).create_optimizer()
+        assert opt.param_groups[0]["control"]["ratio"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda args, model: (model, args), "got a LlamaForCausalLM as args: give the Trai"),
+        (lambda args, model: (args, 1.5), "got a float as model: .* and settings by name"),
+        (lambda args, model: (args, type(model)), "got LlamaForCausalLM as model: give"),
+    ],
+)
+def test_other_arguments_are_refused(make, sentence, tmp_path):
+    with pytest.raises(TypeError, match=sentence):
+        adamwn(*make(arguments(tmp_path), make_model()))
 
 
 @pytest.mark.filterwarnings("ignore:TrainingArguments has weight_decay=0")

@@ -64,6 +64,22 @@ def test_tensors_of_zeros_without_names_are_refused_with_advice(tmp_path):
         made.train()
 
 
+def test_adapters_of_other_kinds_that_start_at_zero_are_refused_with_advice(tmp_path):
+    """LoRA's are recognised by name. The factor of another kind would be held near zero."""
+    peft = pytest.importorskip("peft")
+    config = peft.AdaLoraConfig(init_r=4, target_r=2, total_step=8, target_modules=["q_proj"])
+    model = peft.get_peft_model(make_model(), config)
+    with pytest.raises(
+        ValueError,
+        match=r"1 of the 2 tensors .* zero at the start \(the first, .*lora_E.default, has the shape "
+        r"\(4, 1\)\).* only LoRA's are recognised. Leave others alone",
+    ):
+        trainer(tmp_path, model).create_optimizer()
+    settings = {"controlled": lambda name, p: "lora_E" not in name}  # as the error says
+    opt = trainer(tmp_path, model, settings).create_optimizer()
+    assert opt.report().startswith("AdamWN: 1 of 3 tensors controlled")
+
+
 def adapter_steps(**settings) -> tuple[AdamWN, dict[str, torch.Tensor]]:
     """Train a model with adapters in a loop of its own. Returns the optimizer, and B by name."""
     model = lora()

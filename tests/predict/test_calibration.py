@@ -179,6 +179,30 @@ def test_a_trace_saved_without_the_sums_for_the_law_has_a_c_that_does_not_change
     assert old.at(1e-3) == old.value
 
 
+@pytest.mark.parametrize("tied", [[], ["still"]])
+def test_a_group_with_a_learning_rate_of_zero_needs_no_constant(tied, recwarn):
+    moved, still = (nn.Parameter(torch.full((n, 30), 0.02)) for n in (20, 40))
+    groups = [{"params": [("moved", moved)]}, {"params": [("still", still)], "lr": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1)
+    recorded = NormTrace(adamw)
+    for _ in range(20):
+        moved.grad, still.grad = torch.randn(20, 30), torch.randn(40, 30)
+        adamw.step()
+    constants = predict.calibrate(recorded, tied)
+    assert list(constants) == ["moved"]
+    with torch.no_grad():
+        moved.fill_(0.02)
+    again = predict.adamw(adamw, steps=20, constants=constants, tied=tied)
+    assert again.norm == pytest.approx(recorded.norms[-1])
+    assert again.holds
+    assert not recwarn.list
+    decay = predict.decay_for(adamw, again.ratio, steps=20, constants=constants, tied=tied)
+    assert decay == pytest.approx(0.1)
+    adamw.param_groups[1]["lr"] = 1e-2
+    with pytest.raises(ValueError, match=r"none for still\. .* its learning rate is above 0, and"):
+        predict.adamw(adamw, steps=20, constants=constants)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -207,7 +231,11 @@ def test_constants_that_cannot_be_used_are_refused(call, sentence):
         call()
 
 
-@pytest.mark.parametrize("given", ["adamw.json", torch.optim.AdamW(SmallModel().parameters())])
+@pytest.mark.parametrize(
+    "given",
+    ["adamw.json", torch.optim.AdamW(SmallModel().parameters()), {"up": {"norms": [1.0, 2.0]}}],
+    ids=["path", "optimizer", "parsed"],
+)
 def test_what_is_no_trace_is_refused(given):
     sentence = rf"calibrate got a {type(given).__name__}, .*Give one, or NormTrace.load\(path\)"
     with pytest.raises(TypeError, match=sentence):

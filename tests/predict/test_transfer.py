@@ -142,6 +142,11 @@ def test_every_rule_has_a_source_and_says_that_it_is_not_shown(settings, size, s
         ),
         (lambda: recipes.Size(0, 64, 128), r"width=0: it must be finite and above 0"),
         (lambda: recipes.Size(8, 64, math.inf), r"tokens=inf: it must be finite and above 0"),
+        (lambda: recipes.Size("8", 64, 128), r"width='8': it must be finite and above 0"),
+        (
+            lambda: recipes.transfer(BASE, BASE, lr="1e-3", gain=0.8),
+            r"lr='1e-3': it must be finite and above 0",
+        ),
         (
             lambda: recipes.Size(8, 64, 32),
             r"tokens=32 is less than batch=64: the run would be shorter than one step",

@@ -69,18 +69,22 @@ def test_a_row_that_became_zero_still_counts_in_the_joint_initial_norm():
     }
 
 
-def test_the_optimizer_is_found_inside_the_wrappers_of_frameworks(opt):
-    class Wrapper:
-        def __init__(self, optimizer):
-            self.optimizer = optimizer
+class Wrapper:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
 
+
+def test_the_optimizer_is_found_inside_the_wrappers_of_frameworks(opt):
     assert controller(Wrapper(Wrapper(opt))) is opt
 
 
 def test_an_optimizer_that_controls_nothing_is_refused():
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2, 2))])
-    with pytest.raises(TypeError, match="AdamW controls no norms, so there are none to log"):
-        values(adamw)
+    for given in (adamw, Wrapper(adamw)):  # the user knows AdamW, and not what Trainer puts around
+        with pytest.raises(TypeError, match=r"^AdamW controls no norms, so there are none to log"):
+            values(given)
+    with pytest.raises(TypeError, match=r"^NoneType controls no norms"):
+        values(None)
 
 
 def test_jsonl_appends_a_line_for_each_call(tmp_path, opt):
@@ -91,6 +95,16 @@ def test_jsonl_appends_a_line_for_each_call(tmp_path, opt):
         tracker.close()
     lines = [json.loads(line) for line in tracker.path.read_text().splitlines()]
     assert lines == [{"step": step, "loss": 0.5, "device": "cpu", **values(opt)} for step in (1, 2)]
+
+
+@pytest.mark.parametrize("step", [torch.tensor(3), np.int64(3)], ids=["torch", "numpy"])
+def test_a_step_may_be_an_array_of_one_number(step, tmp_path):
+    trackers = JSONL(tmp_path / "metrics.jsonl"), TensorBoard(tmp_path / "events")
+    for tracker in trackers:
+        tracker.log(step, {"loss": 0.5})
+        tracker.close()
+    assert json.loads(trackers[0].path.read_text()) == {"step": 3, "loss": 0.5}
+    assert scalars(tmp_path / "events")["loss"] == [(3, 0.5)]
 
 
 def test_tensorboard_draws_the_norm_with_its_target(tmp_path, opt):

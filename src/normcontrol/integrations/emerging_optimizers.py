@@ -9,7 +9,7 @@ the hook is a structural protocol. Where you construct the optimizer yourself,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -61,6 +61,11 @@ class NormControlHook:
             raise ValueError(
                 f"scope={scope!r} is a norm of several tensors, but a hook is called for one at a "
                 "time. Use scope='tensor', or wrap the optimizer: NormControl(Muon(...))."
+            )
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(
+                f"NormControlHook got a {type(params).__name__}, which is no list of tensors. Give "
+                "the parameters of the model: NormControlHook(model.parameters())."
             )
         groups = NormControl(Given(params), scope=scope, **settings).param_groups
         self.known = {p for group in groups for p in group["params"]}
@@ -115,6 +120,12 @@ class NormControlHook:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned, for the same parameters in the same order."""
+        if not isinstance(state, Mapping) or "controls" not in state:
+            raise ValueError(
+                f"load_state_dict got a {type(state).__name__} that state_dict of a hook did not "
+                "return. Give what hook.state_dict() returned, and not the whole checkpoint or the "
+                "state of the optimizer."
+            )
         given = state["controls"]
         if len(given) != len(self.controls):
             raise ValueError(

@@ -46,6 +46,16 @@ def adamwn(
             which keeps the norm of the loaded weights, as is usual in fine-tuning. To train from
             scratch, ``gain=0.8`` or the paper's ``ratio=linear(1, 2, steps=...)``.
     """
+    for name, given, kind in (
+        ("args", args, TrainingArguments),
+        ("model", model, (nn.Module, type(None))),
+    ):
+        if not isinstance(given, kind):
+            what = given.__name__ if isinstance(given, type) else f"a {type(given).__name__}"
+            raise TypeError(
+                f"adamwn got {what} as {name}: give the TrainingArguments and the model that "
+                "Trainer gets, adamwn(args, model), and settings by name."
+            )
     if not args.weight_decay:
         warn_once(
             "Trainer without decay",
@@ -53,7 +63,7 @@ def adamwn(
             "tensors with two or more dimensions. With any other value it controls exactly the "
             "tensors that Trainer would decay; the value itself is not used.",
         )
-    if not any(name in settings for name in TARGETS):
+    if all(settings.get(name) is None for name in TARGETS):
         settings["ratio"] = 1.0
     counting = [name for name in ("gain", "hold") if settings.get(name) is not None]
     if counting and model is None and settings.get("outputs") is None:
@@ -81,25 +91,32 @@ class AdamWN(normcontrol.AdamWN):
         groups = [dict(group) for group in params]
         super().__init__(groups if named is None else _with_names(groups, named), **settings)
         if named is None:
-            self._refuse_zeros()
+            self._refuse_zeros(
+                "Give the model, so that such adapters are recognised by name and left alone: "
+                "adamwn(args, model)."
+            )
+        elif hasattr(named, "peft_config"):
+            self._refuse_zeros(
+                "Of PEFT's adapters, only LoRA's are recognised. Leave others alone by a part of "
+                "their names: adamwn(args, model, controlled=lambda name, p: 'lora_E' not in name)."
+            )
 
-    def _refuse_zeros(self) -> None:
+    def _refuse_zeros(self, advice: str) -> None:
         """Raise an error if a tensor under a joint norm is zero. It may belong to an adapter, which
         can only be recognised by its name."""
-        for group, (_, params) in zip(
+        for group, (names, params) in zip(
             self.param_groups, members_of(self.param_groups), strict=True
         ):
             if group["control"]["scope"] != "global":
                 continue
             reference = group["control"].reference
-            zeros = [p for p, norm in zip(params, reference, strict=False) if norm == 0]
+            zeros = [i for i in range(min(len(params), len(reference))) if reference[i] == 0]
             if zeros:
                 raise ValueError(
                     f"{len(zeros)} of the {len(params)} tensors to be controlled are zero at the "
-                    f"start (the first has the shape {tuple(zeros[0].shape)}), as LoRA's B are. "
-                    "Under a joint norm they could only grow as fast as the others shrink. Give "
-                    "the model, so that such adapters are recognised by name and left alone: "
-                    "adamwn(args, model)."
+                    f"start (the first, {names[zeros[0]]}, has the shape "
+                    f"{tuple(params[zeros[0]].shape)}), as LoRA's B are. Under a joint norm they "
+                    f"could only grow as fast as the others shrink. {advice}"
                 )
 
 

@@ -7,7 +7,6 @@ it in the chain.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -137,16 +136,15 @@ def _initial_state(settings: Settings, selected: Selection) -> NormControlState:
     outputs = _outputs(settings, selected)
     # Adding 0 makes another array: a buffer that occurs twice in a state cannot be donated.
     unit = reference(settings.kind, norm0, scope, selected.arrays, outputs) + 0
-    target = value_at(settings.level, 0) * unit
-    return NormControlState(
-        jnp.zeros([], jnp.int32), norm0, unit, norm0 + 0, target, jnp.ones_like(norm0)
-    )
+    count = jnp.zeros([], jnp.int32)
+    target = (value_at(settings.level, count) * unit).astype(norm0.dtype)
+    return NormControlState(count, norm0, unit, norm0 + 0, target, jnp.ones_like(norm0))
 
 
-def _outputs(settings: Settings, selected: Selection) -> list[float]:
+def _outputs(settings: Settings, selected: Selection) -> list[int]:
     """Return the number of outputs of every array, if the target refers to them.
 
-    Where nothing but the default asks for a number that cannot be known, it is NaN.
+    Where nothing but the default asks for a number that cannot be known, it is 0.
     """
     if settings.kind not in ("gain", "hold"):
         return []
@@ -154,7 +152,7 @@ def _outputs(settings: Settings, selected: Selection) -> list[float]:
     return [
         outputs_of(name, array, told)
         if settings.kind == "gain" or is_known(name, array, told)
-        else math.nan
+        else 0  # not NaN, which jax_debug_nans would refuse
         for name, array in zip(selected.names, selected.arrays, strict=True)
     ]
 
@@ -175,6 +173,8 @@ def _controlled(
     target = value_at(level, count) * state.unit  #           r_t ||theta_0||
     scale = law(norm, target, value_at(rate, count))  #       1 - k_t (1 - target / norm)
     scale = _one_where_undefined(scale, norm, state.norm0 if kind in RELATIVE else norm)
+    # A number in float64 must not change the dtypes of the state, which lax.scan compares.
+    target, scale = target.astype(norm.dtype), scale.astype(norm.dtype)
     factors = spread(scale, scope, weights)  #                theta_t <- scale * theta_t
     thetas = [factor * theta for factor, theta in zip(factors, thetas, strict=True)]
 

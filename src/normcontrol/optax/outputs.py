@@ -7,6 +7,7 @@ embedding has one output for each token: its first axis, if it has the name that
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def outputs_of(name: str, array: Any, told: Outputs = None) -> int:
             "convolution or (1, 2) for a kernel (input, head, output)."
         )
     if axes is None:
-        axes = (0 if "embedding" in name.rpartition("[")[2] else -1,)
+        axes = (0 if "embedding" in _own_name(name) else -1,)
     gave = f"outputs gave the axes {axes} for params{name}, whose shape is {array.shape}"
     if any(not -array.ndim <= axis < array.ndim for axis in axes):
         raise ValueError(f"{gave}: it does not have them.")
@@ -55,6 +56,14 @@ def outputs_of(name: str, array: Any, told: Outputs = None) -> int:
     if len(places) == array.ndim:
         raise ValueError(f"{gave}: it would have no inputs. Leave out the axes of its inputs.")
     return math.prod(array.shape[axis] for axis in axes)
+
+
+def _own_name(name: str) -> str:
+    """Return the last key of a path such as ``['tokens']['embedding']`` or ``.tokens.embedding``.
+
+    A box around the array, as of Flax, adds ``.value`` to the path.
+    """
+    return re.split(r"[\[./]", name.removesuffix(".value"))[-1]
 
 
 def _axes(name: str, array: Any, told: Outputs) -> tuple[int, ...] | None:

@@ -50,7 +50,7 @@ def spread(scale: jax.Array, scope: Scope, weights: Sequence[Any]) -> list[jax.A
 
 
 def reference(
-    kind: str, norm0: jax.Array, scope: Scope, weights: Sequence[Any], outputs: Sequence[float]
+    kind: str, norm0: jax.Array, scope: Scope, weights: Sequence[Any], outputs: Sequence[int]
 ) -> jax.Array:
     """Return the norm that the scheduled number multiplies.
 
@@ -59,15 +59,18 @@ def reference(
     is larger.
 
     ``weights`` are the initial weights, and ``outputs`` the numbers of outputs of the arrays, for a
-    gain and for hold. For hold, the outputs of arrays that start at zero do not count in a joint
-    norm: an adapter's factor that starts at zero must not raise the norm of the other factor.
+    gain and for hold; 0 if unknown. For hold, the outputs of arrays that start at zero do not count
+    in a joint norm: an adapter's factor that starts at zero must not raise the norm of the other
+    factor.
     """
     if kind == "ratio":
         return norm0
     if kind == "hold":
         if scope.joint and weights:
-            start = jnp.stack([jnp.any(w != 0) for w in weights])
-            gain = jnp.sqrt(jnp.sum(jnp.where(start, jnp.asarray(outputs, norm0.dtype), 0)))
+            counted = jnp.stack([jnp.any(w != 0) for w in weights])
+            numbers = jnp.asarray(outputs, norm0.dtype)
+            total = jnp.sum(jnp.where(counted, numbers, 0))
+            gain = jnp.where(jnp.any(counted & (numbers == 0)), 0, jnp.sqrt(total))
         else:
             gain = reference("gain", norm0, scope, weights, outputs)
         return jnp.fmax(norm0, HELD_GAIN * gain)

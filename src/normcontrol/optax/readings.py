@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from normcontrol.optax.control import NormControlState
 
@@ -41,4 +42,6 @@ def norms(opt_state: Any) -> list[Reading]:
             "No norm is controlled in this optimizer state: give the state that init or update of "
             "a chain with control_norm returned."
         )
-    return [Reading(s.norm, s.target, s.norm / s.norm0, s.scale) for s in states]
+    # In the state of flax's nnx.Optimizer they are variables, which cannot be formatted.
+    arrays = [NormControlState(*map(jnp.asarray, s)) for s in states]
+    return [Reading(s.norm, s.target, s.norm / s.norm0, s.scale) for s in arrays]

@@ -24,6 +24,7 @@ def round_to(dtype: Any, theta: jax.Array, count: jax.Array, index: int) -> jax.
     """
     if dtype not in DROPPED_BITS:
         return theta.astype(dtype)
+    theta = theta.astype(jnp.float32)  # float64, if it shares a norm with weights in float64
     dropped = (1 << DROPPED_BITS[dtype]) - 1
     key = jax.random.fold_in(
         jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), count), index

@@ -129,11 +129,12 @@ def check_range(name: str, value: Any, low: float, high: float, why: str) -> Non
             "optax.linear_schedule(1.0, 2.0, 2500) or normcontrol.optax.paper_ratio."
         )
     for count in (0, *(10**power for power in range(7))) if callable(value) else (0,):
-        number = value_at(value, count)
+        number = value_at(value, jnp.asarray(count, jnp.int32))  # as in an update
         if isinstance(number, jax.core.Tracer):
             return
         when = f" at count {count}" if callable(value) else ""
-        if not hasattr(number, "__float__") or jnp.size(number) != 1:
+        is_number = hasattr(number, "__float__") and jnp.ndim(number) == 0
+        if not is_number or jnp.issubdtype(jnp.result_type(number), jnp.bool_):
             raise TypeError(
                 f"{name}={number!r}{when} is no number: give one, or an optax schedule, which is a "
                 "function of the number of updates and returns one."

@@ -81,6 +81,8 @@ def calibrate(
     C grows as the learning rate falls, like ``lr^-0.35`` for matrices and ``lr^-0.85`` for
     embeddings tied to the head. These exponents were measured on GPTs (``docs/predict.md``).
 
+    A class whose learning rate was 0 at all recorded steps has no C, and is left out.
+
     Args:
         recorded: a trace of an AdamW run.
         tied: names of the classes that are embeddings tied to the head (``*`` and ``?`` as in file
@@ -97,7 +99,10 @@ def calibrate(
     1
     """
     classes = recorded.classes if isinstance(recorded, NormTrace) else recorded
-    if not isinstance(classes, Mapping):
+    is_trace = isinstance(classes, Mapping) and all(
+        isinstance(c, ClassTrace) for c in classes.values()
+    )
+    if not is_trace:
         raise TypeError(
             f"calibrate got a {type(recorded).__name__}, and not the trace of a run. Give one, or "
             "NormTrace.load(path) for a saved one."
@@ -115,19 +120,20 @@ def calibrate(
                 f"tied={pattern!r} matches no class of the trace. The classes are "
                 f"{', '.join(classes)}."
             )
+    trained = {name: c for name, c in classes.items() if len(c.norms) > 1 and c.noise[-1] > 0}
+    if not trained:
+        raise ValueError(
+            f"The trace of {', '.join(classes)} is empty: it contains no step with a positive "
+            "learning rate. Record at least one."
+        )
     return {
-        name: _recorded(name, c, any(fnmatch.fnmatchcase(name, t) for t in tied))
-        for name, c in classes.items()
+        name: _recorded(c, any(fnmatch.fnmatchcase(name, t) for t in tied))
+        for name, c in trained.items()
     }
 
 
-def _recorded(name: str, c: ClassTrace, tied: bool) -> Constant:
+def _recorded(c: ClassTrace, tied: bool) -> Constant:
     """The constant of a class, from its records."""
-    if len(c.norms) < 2 or not c.noise[-1] > 0:
-        raise ValueError(
-            f"The trace of {name} is empty: it contains no step with a positive learning rate. "
-            "Record at least one."
-        )
     exponent = TIED_EXPONENT if tied else EXPONENT
     slowed = c.slowed.get(f"{exponent:g}")
     if slowed is None:  # a trace of an earlier version, or of another optimizer
@@ -142,6 +148,21 @@ def _recorded(name: str, c: ClassTrace, tied: bool) -> Constant:
     late = values[len(values) // 2 :]
     lr = scale ** (1 / exponent) if exponent else 1.0
     return Constant(late[-1], min(late), max(late), exponent, lr)
+
+
+def with_untrained(
+    constants: Constants, classes: list[TensorClass], lrs: list[list[float]]
+) -> Constants:
+    """The constants, and one for every class without learning rates above 0: any C will do there,
+    and a calibration on such a run has none. ``lrs`` are those of every group."""
+    if not isinstance(constants, Mapping):
+        return constants
+    untrained = {
+        c.name: Constant(1.0, 1.0, 1.0, TIED_EXPONENT if c.tied else EXPONENT)
+        for c in classes
+        if not any(lrs[c.group])
+    }
+    return {**untrained, **constants}
 
 
 def law_of(c: TensorClass, constants: Constants) -> tuple[float, float]:
@@ -175,8 +196,9 @@ def _calibrated(c: TensorClass, constants: Mapping[str, Constant]) -> Constant:
     if found is None:
         raise ValueError(
             f"The constants are of the classes {', '.join(constants)}; there is none for "
-            f"{c.name}. Calibrate on a run of the same model, and give the optimizers of both "
-            "runs named parameters: AdamW(model.named_parameters())."
+            f"{c.name}. Calibrate on a run of the same model, in which its learning rate is above "
+            "0, and give the optimizers of both runs named parameters: "
+            "AdamW(model.named_parameters())."
         )
     if not isinstance(found, Constant):
         raise TypeError(

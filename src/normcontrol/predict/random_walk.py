@@ -24,6 +24,7 @@ from normcontrol.predict.calibration import (
     constant_of,
     doubts,
     law_of,
+    with_untrained,
 )
 from normcontrol.predict.learning_rates import LearningRate, is_finite, learning_rates
 from normcontrol.predict.prediction import ClassPrediction, Prediction
@@ -120,6 +121,7 @@ def decay_for(
         )
     found = classes_of(weights, tied)
     lrs = _lrs(lr, steps, found)
+    constants = with_untrained(constants, found, lrs)
     start = sum(c.count * c.rms**2 for c in found)
     rates = {c.group: torch.tensor(lrs[c.group], **EXACT) for c in found}
     laws = [(c.group, *law_of(c, constants)) for c in found]
@@ -214,6 +216,7 @@ def _predict(
 ) -> Prediction:
     found = classes_of(weights, tied)
     lrs = _lrs(lr, steps, found)
+    constants = with_untrained(constants, found, lrs)
     walks: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
     classes = []
     for c in found:
@@ -235,7 +238,10 @@ def _predict(
     ratio, low, high = (math.sqrt(end / start) for end in ends)
     calibrated = isinstance(constants, Mapping)
     doubted = tuple(
-        doubt for c in classes for doubt in doubts(c.weights, c.constant, c.kept, calibrated)
+        doubt
+        for c in classes
+        if any(lrs[c.weights.group])
+        for doubt in doubts(c.weights, c.constant, c.kept, calibrated)
     )
     for doubt in doubted:
         warn(doubt)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
+from normcontrol.predict.learning_rates import is_finite
 from normcontrol.predict.recipe import Recipe
 
 
@@ -31,9 +32,9 @@ class Size:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+            if isinstance(value, bool) or not (is_finite(value) and value > 0):
                 raise ValueError(
-                    f"{f.name}={value}: it must be finite and above 0. Give the {f.name} of the "
+                    f"{f.name}={value!r}: it must be finite and above 0. Give the {f.name} of the "
                     "run as a number."
                 )
         if self.tokens < self.batch:
@@ -144,8 +145,10 @@ def _check(given: dict[str, float | None]) -> None:
             "of its own for hidden matrices. Give weight_decay and hidden_lr too, or leave it out."
         )
     for name, value in given.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value}: it must be finite and above 0. Give such a number.")
+        if value is not None and not (is_finite(value) and value > 0):
+            raise ValueError(
+                f"{name}={value!r}: it must be finite and above 0. Give such a number."
+            )
 
 
 GAIN = (

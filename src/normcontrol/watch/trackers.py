@@ -19,6 +19,7 @@ from torch import Tensor
 
 from normcontrol.control import NormControl
 from normcontrol.groups.readings import joint_references
+from normcontrol.numbers import plain
 
 TARGET = "/target"
 
@@ -50,7 +51,7 @@ class JSONL:
         self.file = self.path.open("a")
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.file.write(json.dumps({"step": step, **_plain(values)}) + "\n")
+        self.file.write(json.dumps({"step": plain(step), **_plain(values)}) + "\n")
         self.file.flush()
 
     def size(self) -> int:
@@ -87,7 +88,7 @@ class TensorBoard:
             self.writer.add_custom_scalars(charts)
             self._has_layout = True
         for name, value in _numbers(values).items():
-            self.writer.add_scalar(name, value, step)
+            self.writer.add_scalar(name, value, plain(step))
 
     def close(self) -> None:
         self.writer.close()
@@ -118,7 +119,7 @@ class WandB:
             ) from error
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.run.log(_numbers(values), step=step)
+        self.run.log(_numbers(values), step=plain(step))
 
     def close(self) -> None:
         if self._started:
@@ -127,14 +128,14 @@ class WandB:
 
 def controller(optimizer: Any) -> NormControl:
     """The :class:`NormControl` inside the wrappers of Accelerate, Lightning or Fabric."""
-    inner, found = optimizer, None
+    innermost, inner, found = optimizer, optimizer, None
     # Wrappers of Lightning are instances of the class that they wrap, so the innermost one counts.
     while inner is not None:
         found = inner if isinstance(inner, NormControl) else found
-        inner = getattr(inner, "optimizer", None)
+        innermost, inner = inner, getattr(inner, "optimizer", None)
     if found is None:
         raise TypeError(
-            f"{type(optimizer).__name__} controls no norms, so there are none to log and no "
+            f"{type(innermost).__name__} controls no norms, so there are none to log and no "
             "targets. Give an AdamWN or a NormControl. To record the norms of another optimizer, "
             "use NormTrace."
         )
@@ -203,13 +204,13 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values, with single numbers of torch and numpy as Python's. This waits for the device."""
-    plain = {}
+    found = {}
     for name, value in values.items():
         try:
-            plain[name] = value.item() if hasattr(value, "item") else value
+            found[name] = value.item() if hasattr(value, "item") else value
         except (RuntimeError, ValueError):
             raise ValueError(
                 f"{name!r} is {len(value)} numbers, and a tracker logs one for every name. Log "
                 "their mean or their norm, or each under a name of its own."
             ) from None
-    return plain
+    return found
