@@ -101,6 +101,23 @@ def test_the_norm_law(shapes, dtype, scope, kind, level, rate, law, order, seed)
     )
 
 
+@pytest.mark.parametrize(
+    ("law", "after"),
+    [
+        ("proportional", (1.5, 1.875, 3.0)),
+        ("upper", (1.0, 1.75, 3.0)),
+        ("lower", (1.5, 1.875, 4.0)),
+        ("projection", (2.0, 2.0, 2.0)),
+        ("band(0.75)", (1.25, 1.75, 3.0)),
+    ],
+)
+def test_each_law_below_its_target_close_to_it_and_above_it(law, after):
+    for before, expected in zip((1.0, 1.75, 4.0), after, strict=True):
+        weights = torch.nn.Parameter(torch.full((2, 2), before / 2, dtype=torch.float64))
+        NormControl(torch.optim.SGD([weights], lr=0.1), norm=2.0, rate=0.5, law=law).step()
+        assert total_norm([weights]) == pytest.approx(expected, rel=1e-14)
+
+
 @settings(max_examples=50, deadline=None)
 @given(shapes, unit, st.floats(0.0, 3.0), st.integers(0, 2**31))
 def test_control_scales_and_does_not_rotate(shapes, rate, ratio, seed):
