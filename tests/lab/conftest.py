@@ -7,6 +7,7 @@ import json
 import os
 import textwrap
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,7 @@ def config(corpus: Path) -> Config:
 @pytest.fixture
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers of studies begin with torch imported, where that is not what is tested."""
+    forkserver.ensure_running()  # now, and not where Ctrl-C is held back: other tests use it too
     monkeypatch.setattr(executors.multiprocessing, "get_context", lambda _: context)
 
 

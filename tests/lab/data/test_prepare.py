@@ -292,6 +292,11 @@ def test_too_few_documents_to_validate_on_are_refused(tmp_path):
         "has one document, and training and validation need one each. A document is divided"
         in message(lambda: prepared(tmp_path / "one.txt", tmp_path / "out"))
     )
+    # Line breaks alone are not enough: it says which ones count.
+    (tmp_path / "two.txt").write_text("a paragraph in one line\n\n" * 10_000)
+    assert "at a line break without a blank line or other white space beside it" in message(
+        lambda: prepared(tmp_path / "two.txt", tmp_path / "out")
+    )
 
 
 @pytest.mark.parametrize("documents", [2, 3, 7, 61, 87, 99])

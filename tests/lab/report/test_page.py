@@ -116,6 +116,41 @@ def test_pointing_at_a_curve_names_it_and_dragging_zooms(browser, page):
         assert opened.said == []
 
 
+LABELS = """() => {
+    const found = [], fill = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        const width = this.measureText(text).width;
+        found.push([this.textAlign, text, this.textAlign === "right" ? x - width : x - width / 2]);
+        fill.call(this, text, x, y);
+    };
+    panels[2].zoom = null; draw(panels[2]);
+    panels[1].zoom = { x0: 999990, x1: 999996, y0: 3.00004, y1: 3.00016 }; draw(panels[1]);
+    return found;
+}"""
+"""Draws a panel of small differences and one that is zoomed in, and returns the texts with their
+alignment (those of the vertical axis are aligned right) and their left ends."""
+
+
+def test_the_labels_of_an_axis_are_whole_and_differ_from_each_other(browser, tmp_path):
+    def cells(scale, done):
+        adamw = Config().with_(optimizer="AdamW", steps=1_000_000)
+        return grid("AdamW", adamw) + grid("AdamWN", Config().with_(steps=1_000_000))
+
+    def of(cell):
+        return record(cell, 3.0 - 0.0001 * (cell.arm == "AdamWN"))
+
+    with browser.open(study_page.write(FakeLedger(Study("s", cells), of), tmp_path)) as opened:
+        labels = opened.page.evaluate(LABELS)
+        assert opened.said == []
+    heights = [text for align, text, _ in labels if align == "right"]
+    across = [text for align, text, _ in labels if align == "center"]
+    small, zoomed = heights[: heights.index("0") + 1], heights[heights.index("0") + 1 :]
+    assert small == ["-0.0001", "-0.00008", "-0.00006", "-0.00004", "-0.00002", "0"]
+    assert zoomed == ["3.00005", "3.0001", "3.00015"]
+    assert "999.991k" in across
+    assert min(left for _, _, left in labels) >= 0
+
+
 @pytest.mark.parametrize("seeds", [3, 4])
 def test_of_many_seeds_the_mean_is_drawn(browser, tmp_path, seeds):
     def cells(scale, done):

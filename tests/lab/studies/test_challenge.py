@@ -296,7 +296,28 @@ def test_a_verdict_on_several_arms_is_in_short_sentences():
 def test_a_run_that_diverged_is_said_and_not_compared():
     verdict = verdict_on({"AdamW": [3.0, 3.1], "AdamWN": [2.9, float("inf")]})
     assert verdict.sentences() == ["AdamWN diverged in 1 of 2 runs, so that nothing is compared."]
-    assert verdict.table()[1][1:3] == ["diverged", "-"]
+    assert verdict.table()[1][1:4] == ["2", "diverged", "-"]
+
+
+def test_a_challenge_that_was_stopped_compares_no_means_over_different_seeds():
+    losses = {"AdamW": [3.0, 3.4], "AdamWN": [2.9], "AdamWN gain=0.8": [2.95, 3.3]}
+    settings = challenge.settings_of(Config(), ("adamwn", "adamwn:gain=0.8"), 2)
+
+    def outcome(cell):
+        known = losses[cell.arm]
+        return record(cell, known[cell.seed]) if cell.seed < len(known) else None
+
+    verdict = judge(FakeLedger(challenge.study(settings), outcome))
+    (said,) = verdict.sentences()
+    assert said.startswith("AdamW ended at a validation loss of 3.0000 ")
+    assert "and AdamWN at 2.9000, 0.1000 lower" in said
+    assert "nothing was measured first, ended at 3.1250 in seeds 0, 1." in said
+    assert [row[:3] for row in verdict.table()] == [
+        ["AdamW", "2", "3.2000"],
+        ["AdamWN", "1", "2.9000"],
+        ["AdamWN gain=0.8", "2", "3.1250"],
+    ]
+    assert "over n seeds" in verdict.study.story.note
 
 
 def test_a_control_that_diverged_is_said():

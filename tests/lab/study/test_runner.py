@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -252,6 +254,35 @@ def test_ctrl_c_saves_the_cell_that_is_running(study, tmp_path, config):
         "same command again." in ended.out
     )
     assert len(list((out / "work").glob("*/checkpoints/*.pt"))) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="/proc tells when workers start")
+def test_ctrl_c_while_workers_start_stops_the_study_like_any_other(study, tmp_path, config):
+    config.with_(steps=100_000, eval_every=100_000).save(tmp_path / "base.json")
+    out = tmp_path / "out"
+    words = ["study", study, "--out", out, "--device", "cpu", "--workers", "2"]
+    process = subprocess.Popen(  # a terminal sends Ctrl-C to all processes of a command
+        [sys.executable, "-m", "normcontrol.lab", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    workers: set[Path] = set()
+    while len(workers) < 2 and process.poll() is None:
+        workers = {
+            path
+            for task in Path(f"/proc/{process.pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+            if (path := Path("/proc", child)).exists()
+            and b"spawn_main" in (path / "cmdline").read_bytes()
+        }
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    said, errors = process.communicate(timeout=600)
+    assert "Traceback" not in errors
+    assert "Stopped (stopped by hand) with 0 cells finished" in said
+    assert process.returncode == 130
 
 
 @pytest.mark.slow

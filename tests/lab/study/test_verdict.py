@@ -289,6 +289,20 @@ def test_arms_without_a_seed_in_common_are_named():
     )
 
 
+def test_the_expected_best_of_an_unfinished_study_is_of_one_seed_for_all_trials():
+    def cells(scale, done):
+        adamw = Config().with_(optimizer="AdamW")
+        return grid("AdamW", adamw, lr=[1e-3, 2e-3, 4e-3], seeds=[0, 1])
+
+    def of(cell):  # the losses of all trials are the same, but for the noise of the seed
+        if cell.seed == 0 and cell.config.optim.lr > 1e-3:
+            return None
+        return record(cell, 3.0 + cell.seed)
+
+    (row,) = judge(FakeLedger(Study("s", cells), of)).best_of()
+    assert row == ["AdamW", "4.0000", "4.0000", "4.0000"]
+
+
 def test_an_arm_of_which_a_run_failed_before_it_had_data_is_not_called_one_of_other_data():
     def of(cell):
         made = outcome()(cell)

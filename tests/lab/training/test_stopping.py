@@ -12,6 +12,7 @@ import pytest
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.training import checkpoint, metrics
 from normcontrol.lab.training.loop import train
+from normcontrol.lab.training.signals import interruptible
 
 
 @pytest.fixture
@@ -38,6 +39,16 @@ def test_ctrl_c_saves_a_checkpoint_and_prints_how_to_resume(longer, tmp_path, st
     assert ended.status == 130
     state = checkpoint.load(checkpoint.latest(out / "checkpoints"))
     assert metrics.read(out)[-1]["step"] == state["step"]
+
+
+def test_a_run_stops_also_if_ctrl_c_came_before_it_began(longer, tmp_path):
+    with interruptible() as interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted()
+        assert not train(longer, tmp_path / "run")
+    assert metrics.read(tmp_path / "run")[-1]["step"] == 1
+    with interruptible() as interrupted:
+        assert not interrupted()
 
 
 def test_a_damaged_newest_checkpoint_is_refused_until_it_is_deleted(config, tmp_path):

@@ -211,8 +211,8 @@ def _check_count(source: Source, pieces: int, every: int) -> None:
     if pieces == 1:
         raise LabError(
             f"{source.name} has one document, and training and validation need one each. A "
-            "document is divided at a line break after 64 KB. Give more text, or several files in "
-            "a folder."
+            "document is divided after 64 KB, at a line break without a blank line or other white "
+            "space beside it. Give more text, or several files in a folder."
         )
     if pieces < every:
         # Rounded up: a smaller fraction would leave no document for validation.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from normcontrol.lab import own_files
 from normcontrol.lab.errors import LabError, nearest
 from normcontrol.lab.ranges import Count, check_value
 from normcontrol.lab.study.cells import Cell, Story, Study
-from normcontrol.lab.study.comparison import BUDGET
+from normcontrol.lab.study.comparison import BUDGET, seeds_in_words
 from normcontrol.lab.study.records import Results, config_of
 from normcontrol.lab.study.verdict import Row, Verdict
 from normcontrol.lab.training.config import Config, check, field_type
@@ -246,12 +247,12 @@ def _story(arms: Sequence[Arm], seeds: int) -> Story:
     )
     note = (
         "Validation loss: mean over the whole fixed validation split after the last step, over "
-        f"{seeds} seed{'s' * (seeds > 1)}. "
+        f"{'1 seed' if seeds == 1 else 'n seeds'}. "
         '"Minus baseline" pairs runs that share initial weights and the order of the data, and '
         f"{interval}. Every arm had one trial at these settings: none was tuned."
     )
-    columns = ("arm", "val loss", "minus baseline", "norm ratio", "target", "gain", "skipped")
-    return Story(title, sentences, columns, note)
+    columns = ("val loss", "minus baseline", "norm ratio", "target", "gain", "skipped")
+    return Story(title, sentences, ("arm", *(("n",) if seeds > 1 else ()), *columns), note)
 
 
 def sentences(verdict: Verdict) -> list[str]:
@@ -260,9 +261,12 @@ def sentences(verdict: Verdict) -> list[str]:
     for row in verdict.rows[:2]:
         if row.bad:
             return [f"{_unfinished(row)}, so that nothing is compared."]
+    comparison = others[0].comparison if others else None
+    # A challenge that was stopped has more seeds of the baseline than of the others.
+    seeds = comparison.seeds if comparison else baseline.trial.seeds
     result = (
-        f"{baseline.arm} ended at a validation loss of {baseline.trial.mean():.4f} with the norm "
-        f"of its weights at {baseline.trial.mean('ratio'):.3f} times the initial one"
+        f"{baseline.arm} ended at a validation loss of {_mean(baseline, seeds):.4f} with the norm "
+        f"of its weights at {_mean(baseline, seeds, 'ratio'):.3f} times the initial one"
     )
     if not others:
         return [result + "."]
@@ -270,22 +274,24 @@ def sentences(verdict: Verdict) -> list[str]:
     if found is None:
         return [f"{result}; {challenger.arm} cannot be compared with it."]
     result += (
-        f", and {challenger.arm} at {challenger.trial.mean():.4f}, {abs(found.mean):.4f} "
+        f", and {challenger.arm} at {_mean(challenger, seeds):.4f}, {abs(found.mean):.4f} "
         f"{'lower' if found.mean < 0 else 'higher'}, with its norm at "
-        f"{challenger.trial.mean('ratio'):.3f} times"
+        f"{_mean(challenger, seeds, 'ratio'):.3f} times"
     )
     for control in others[1:]:
+        own = control.trial.seeds
+        where = "" if own == seeds else f" in {seeds_in_words(own)}"
         if control.bad:
             result += f". {_unfinished(control)}"
         elif _is_scaled(control, baseline):  # it could explain the difference
             result += (
                 ". AdamW that only started from weights of that norm ended at "
-                f"{control.trial.mean():.4f}"
+                f"{control.trial.mean():.4f}{where}"
             )
         elif control.trial.config.optim.gain is not None:
             result += (
                 f". {control.arm}, for which nothing was measured first, ended at "
-                f"{control.trial.mean():.4f}"
+                f"{control.trial.mean():.4f}{where}"
             )
     if found.half is None:
         return [
@@ -297,6 +303,10 @@ def sentences(verdict: Verdict) -> list[str]:
         f"paired seeds), is {'shown' if found.shown else 'not shown'} at these settings, with "
         "neither arm tuned."
     ]
+
+
+def _mean(row: Row, seeds: Sequence[int], key: str = "val_loss") -> float:
+    return statistics.fmean(row.trial.values(key, seeds))
 
 
 def _unfinished(row: Row) -> str:

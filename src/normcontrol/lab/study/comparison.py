@@ -44,6 +44,12 @@ class Choice:
         """The seeds of the chosen trial that it was not chosen by."""
         return [seed for seed in self.trial.seeds if seed not in self.seeds]
 
+    def singly(self) -> list[float]:
+        """The loss of each trial in one seed: the first that all of them have, or its own first one
+        if they have none in common."""
+        shared = _shared(self.trials)
+        return [t.values(seeds=shared[:1] or t.seeds[:1])[0] for t in self.trials]
+
     def ahead(self, seeds: Sequence[int]) -> tuple[Trial, list[int], Difference] | None:
         """The trial that is furthest below the chosen one in those of the seeds that it has (in all
         it has if it has none of these), these seeds, and its difference to the chosen one."""

@@ -21,6 +21,7 @@ from normcontrol.lab.cores import cores
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.worker import Job, Show, run_cell, silent
+from normcontrol.lab.training.signals import held_back, interruptible, let_through
 
 Finished = Iterator[tuple[Job, "Record | None"]]
 Execute = Callable[[Iterator[Job]], Finished]
@@ -50,9 +51,12 @@ def pool(workers: int, show: Show) -> Iterator[Execute]:
     with ProcessPoolExecutor(
         workers, mp_context=context, initializer=_start, initargs=(statuses, threads)
     ) as executor:
-        yield lambda jobs: side_by_side(
-            jobs, workers, lambda job: executor.submit(_run, job), _collect
-        )
+
+        def submit(job: Job) -> Future[Record | None]:
+            with held_back():  # also in a worker that is started now, until it runs a cell
+                return executor.submit(_run, job)
+
+        yield lambda jobs: side_by_side(jobs, workers, submit, _collect)
     statuses.put(None)
     listener.join()
 
@@ -112,7 +116,8 @@ def _end_with_parent() -> None:
 
 def _run(job: Job) -> Record | None:
     """Runs in a worker process."""
-    return run_cell(job, lambda label, status: _statuses.put((label, status)))
+    with interruptible(), let_through():
+        return run_cell(job, lambda label, status: _statuses.put((label, status)))
 
 
 def _listen(statuses: Any, show: Show) -> None:

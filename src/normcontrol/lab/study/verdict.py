@@ -267,7 +267,7 @@ def judge(ledger: Ledger) -> Verdict:
     apart: dict[str, list[str]] = {}
     for arm, choice in chosen.items():
         bad = sum(not record.good for t in choice.trials for record in t.records)
-        row = Row(choice, bad, best_of([t.values()[0] for t in choice.trials]))
+        row = Row(choice, bad, best_of(choice.singly()))
         if base is not None and choice is not base:
             unequal = differing(choice.trial, base.trial)
             if not unequal:

@@ -106,25 +106,32 @@ function ticks(low, high, count) {
   for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-9; t += step) found.push(Math.abs(t) < step / 1e6 ? 0 : t);
   return found;
 }
-const short = value => Math.abs(value) >= 1e4 ? `${+(value / 1000).toPrecision(4)}k` : `${+value.toPrecision(4)}`;
+// As many digits as tell one tick from the next.
+function labels(values) {
+  const gap = values.length > 1 ? values[1] - values[0] : 1, unit = Math.max(...values.map(Math.abs)) >= 1e4 ? 1000 : 1;
+  const digits = Math.min(Math.max(Math.ceil(-Math.log10(gap / unit) - 1e-9), 0), 100);
+  return values.map(value => value && unit > 1 ? `${+(value / unit).toFixed(digits)}k` : `${+value.toFixed(digits)}`);
+}
 
 function draw(panel) {
   const { canvas } = panel, scale = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
   if (!width) return;
   canvas.width = width * scale; canvas.height = height * scale;
   const c = canvas.getContext("2d"), style = getComputedStyle(document.documentElement), r = range(panel);
-  const box = { left: 52, right: width - 20, top: 8, bottom: height - 40 };
+  c.font = "12px system-ui, sans-serif";
+  const heights = ticks(r.y0, r.y1, 6), words = labels(heights), across = ticks(r.x0, r.x1, Math.min(8, width / 80)), names = labels(across);
+  const widest = Math.max(0, ...words.map(word => c.measureText(word).width));
+  const box = { left: Math.max(52, widest + 12), right: width - 20, top: 8, bottom: height - 40 };
   const px = x => box.left + (x - r.x0) / (r.x1 - r.x0) * (box.right - box.left);
   const py = y => box.bottom - (y - r.y0) / (r.y1 - r.y0) * (box.bottom - box.top);
   Object.assign(panel, { box, px, py, r });
   c.scale(scale, scale);
-  c.font = "12px system-ui, sans-serif";
   c.fillStyle = style.getPropertyValue("--quiet"); c.strokeStyle = style.getPropertyValue("--faint"); c.lineWidth = 1;
   c.beginPath();
   c.textAlign = "right"; c.textBaseline = "middle";
-  for (const t of ticks(r.y0, r.y1, 6)) { c.moveTo(box.left, py(t)); c.lineTo(box.right, py(t)); c.fillText(short(t), box.left - 6, py(t)); }
+  heights.forEach((t, i) => { c.moveTo(box.left, py(t)); c.lineTo(box.right, py(t)); c.fillText(words[i], box.left - 6, py(t)); });
   c.textAlign = "center"; c.textBaseline = "top";
-  for (const t of ticks(r.x0, r.x1, Math.min(8, width / 80))) { c.moveTo(px(t), box.top); c.lineTo(px(t), box.bottom); c.fillText(short(t), px(t), box.bottom + 6); }
+  across.forEach((t, i) => { c.moveTo(px(t), box.top); c.lineTo(px(t), box.bottom); c.fillText(names[i], px(t), box.bottom + 6); });
   c.fillText("step", (box.left + box.right) / 2, box.bottom + 22);
   c.stroke();
   c.save();
