@@ -98,6 +98,7 @@ def calibrate(
     >>> round(calibrate(recorded)["weight"].value)     # independent gradients
     1
     """
+    check_patterns(tied)
     classes = recorded.classes if isinstance(recorded, NormTrace) else recorded
     is_trace = isinstance(classes, Mapping) and all(
         isinstance(c, ClassTrace) for c in classes.values()
@@ -113,7 +114,6 @@ def calibrate(
             "CSV, or is of an optimizer under norm control. Record a run of AdamW with NormTrace, "
             "and save it as JSON."
         )
-    check_patterns(tied)
     for pattern in tied:
         if not fnmatch.filter(classes, pattern):
             raise ValueError(

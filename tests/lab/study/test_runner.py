@@ -270,13 +270,13 @@ def test_ctrl_c_while_workers_start_stops_the_study_like_any_other(study, tmp_pa
     )
     workers: set[Path] = set()
     while len(workers) < 2 and process.poll() is None:
-        workers = {
-            path
-            for task in Path(f"/proc/{process.pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
-            if (path := Path("/proc", child)).exists()
-            and b"spawn_main" in (path / "cmdline").read_bytes()
-        }
+        with contextlib.suppress(OSError):  # a thread or a process that has just ended
+            workers = {
+                path
+                for task in Path(f"/proc/{process.pid}/task").iterdir()
+                for child in (task / "children").read_text().split()
+                if b"spawn_main" in (path := Path("/proc", child, "cmdline")).read_bytes()
+            }
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     said, errors = process.communicate(timeout=600)

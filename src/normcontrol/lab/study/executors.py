@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,7 +22,7 @@ from normcontrol.lab.cores import cores
 from normcontrol.lab.errors import LabError
 from normcontrol.lab.study.records import Record
 from normcontrol.lab.study.worker import Job, Show, run_cell, silent
-from normcontrol.lab.training.signals import held_back, interruptible, let_through
+from normcontrol.lab.training.signals import held_back, interruptible
 
 Finished = Iterator[tuple[Job, "Record | None"]]
 Execute = Callable[[Iterator[Job]], Finished]
@@ -40,25 +41,34 @@ def in_turn(show: Show) -> Iterator[Execute]:
 
 @contextlib.contextmanager
 def pool(workers: int, show: Show) -> Iterator[Execute]:
-    """Several processes, each with an equal share of the cores."""
+    """Several processes, each with an equal share of the cores.
+
+    This process receives Ctrl-C, and tells the workers: one that is only starting would end with an
+    error, and one that starts later would not receive it.
+    """
     # A forked process can use neither a GPU nor torch's threads.
     context = multiprocessing.get_context("spawn")
     statuses: Any = context.Queue()
+    stop = context.Event()
     threads = max(cores() // workers, 1)
-    listener = threading.Thread(target=_listen, args=(statuses, show), daemon=True)
-    listener.start()
+    with interruptible() as interrupted:
+        arguments = (statuses, show, stop, interrupted)
+        listener = threading.Thread(target=_listen, args=arguments, daemon=True)
+        listener.start()
 
-    with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start, initargs=(statuses, threads)
-    ) as executor:
+        try:
+            with ProcessPoolExecutor(
+                workers, mp_context=context, initializer=_start, initargs=(statuses, stop, threads)
+            ) as executor:
 
-        def submit(job: Job) -> Future[Record | None]:
-            with held_back():  # also in a worker that is started now, until it runs a cell
-                return executor.submit(_run, job)
+                def submit(job: Job) -> Future[Record | None]:
+                    with held_back():  # from a worker that is started now
+                        return executor.submit(_run, job)
 
-        yield lambda jobs: side_by_side(jobs, workers, submit, _collect)
-    statuses.put(None)
-    listener.join()
+                yield lambda jobs: side_by_side(jobs, workers, submit, _collect)
+        finally:
+            statuses.put(None)
+            listener.join()
 
 
 def side_by_side(
@@ -95,12 +105,16 @@ def _collect(running: dict[Future[Record | None], Job]) -> Finished:
 
 _statuses: Any = None
 """In a worker process: the queue through which it reports the status of its cell."""
+_stop: Any = None
+"""In a worker process: the event that tells it to stop."""
+POLL = 0.2
+"""Seconds between two looks at whether the workers have to be told to stop."""
 
 
-def _start(statuses: Any, threads: int) -> None:
+def _start(statuses: Any, stop: Any, threads: int) -> None:
     """Runs first in a new worker process."""
-    global _statuses
-    _statuses = statuses
+    global _statuses, _stop
+    _statuses, _stop = statuses, stop
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -116,10 +130,17 @@ def _end_with_parent() -> None:
 
 def _run(job: Job) -> Record | None:
     """Runs in a worker process."""
-    with interruptible(), let_through():
+    with interruptible(_stop.is_set):
         return run_cell(job, lambda label, status: _statuses.put((label, status)))
 
 
-def _listen(statuses: Any, show: Show) -> None:
-    while (status := statuses.get()) is not None:
-        show(*status)
+def _listen(statuses: Any, show: Show, stop: Any, interrupted: Callable[[], bool]) -> None:
+    """Show what the workers report, and tell them to stop."""
+    while True:
+        if interrupted():
+            stop.set()
+        with contextlib.suppress(queue.Empty):
+            status = statuses.get(timeout=POLL)
+            if status is None:
+                return
+            show(*status)

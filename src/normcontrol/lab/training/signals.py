@@ -15,8 +15,9 @@ _requested: Callable[[], bool] | None = None
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """A context that yields a function: it returns True once Ctrl-C or SIGTERM was received.
+def interruptible(told: Callable[[], bool] = lambda: False) -> Iterator[Callable[[], bool]]:
+    """A context that yields a function: it returns True once Ctrl-C or SIGTERM was received, or
+    ``told`` returns True.
 
     The first Ctrl-C only sets this flag. The second one has the usual effect. A context in another
     one has the function of that one, so that a run stops also if the request came before it began.
@@ -28,20 +29,20 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     received: list[int] = []
 
     def receive(number: int, frame: Any) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
         received.append(number)
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
-    before: dict[int, Any] = {}
     try:
-        before |= {
+        before = {
             number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)
         }
     except ValueError:  # only the main thread can handle signals
-        yield lambda: False
+        yield told
         return
 
     def requested() -> bool:
-        return bool(received)
+        return bool(received) or told()
 
     _requested = requested
     try:
@@ -52,23 +53,14 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def held_back() -> contextlib.AbstractContextManager[None]:
-    """A context in which Ctrl-C is held back until its end. In a process that is started in it,
-    Ctrl-C is held back outside :func:`let_through`."""
-    return _mask("SIG_BLOCK")
-
-
-def let_through() -> contextlib.AbstractContextManager[None]:
-    """A context in which Ctrl-C is received, also one that was held back before."""
-    return _mask("SIG_UNBLOCK")
-
-
 @contextlib.contextmanager
-def _mask(how: str) -> Iterator[None]:
+def held_back() -> Iterator[None]:
+    """A context in which Ctrl-C is held back until its end. A process that is started in it never
+    receives Ctrl-C: somebody has to tell it."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(getattr(signal, how), {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
