@@ -233,7 +233,7 @@ def causes() -> str:
 
 
 def paper_model() -> str:
-    """Every arm of the study ``gpt2`` and its difference to AdamW, on both texts."""
+    """The claims of the study ``gpt2``; every arm and its difference to AdamW, on both texts."""
     found = evidence(GPT2)
     (adamw,) = found.trials(ADAMW)
     rows = [["arm", "seeds", "validation loss", "minus AdamW", "on owt, minus AdamW"]]
@@ -249,7 +249,7 @@ def paper_model() -> str:
             )
             seeds = ", ".join(map(str, trial.seeds))
             rows.append([arm, seeds, f"{trial.mean():.4f}", *less, loss, ratio, gain])
-    return table(rows)
+    return f"{claims(GPT2)}\n\n{table(rows)}"
 
 
 def more_decay() -> str:
